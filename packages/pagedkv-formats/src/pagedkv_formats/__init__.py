@@ -1,0 +1,6 @@
+"""Page formats: how the bytes of a page mean keys and values, and how pages become rows."""
+
+from pagedkv_formats.dense import DensePages
+from pagedkv_formats.rows import block_rows, run_rows
+
+__all__ = ["DensePages", "block_rows", "run_rows"]
