@@ -76,7 +76,8 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typed(session: nox.Session) -> None:
     """Mypy, strict, over everything; every public name has a type; users get these types."""
-    install_all(session, "mypy>=1.18", "basedpyright>=1.31")
+    install_everything(session)
+    session.install("mypy>=1.18", "basedpyright>=1.31")
     session.run("mypy", "packages", "tests")
     for package in PACKAGES:
         if has_public_names(session, package):
