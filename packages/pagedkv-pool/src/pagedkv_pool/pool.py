@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
 
 import attrs
 
@@ -101,11 +100,9 @@ class BlockPool:
         >>> pool.take(2), pool.take(1, after=None), pool.take(2, after=1)
         ([0, 1], [2], [3, 4])
         """
-        self._drain()
         if count < 0:
             raise InvalidArgument(f"wanted {count} blocks; at least 0 is legal")
-        if count > len(self._free):
-            self._refuse(count)
+        self.check_free(count)
         taken: list[int] = []
         while len(taken) < count:
             taken += self._take_run(count - len(taken), taken[-1] if taken else after)
@@ -113,6 +110,17 @@ class BlockPool:
             self._ref_cnt[block] = 1
         self._peak_used = max(self._peak_used, self.num_blocks - len(self._free))
         return taken
+
+    def check_free(self, count: int) -> None:
+        """Refuse with ``PoolExhausted`` where fewer than ``count`` blocks are free.
+
+        >>> BlockPool(num_blocks=3).check_free(3)
+        """
+        if count > self.num_free:
+            raise PoolExhausted(
+                f"wanted {count} blocks, {len(self._free)} of {self.num_blocks} are free; "
+                "release a sequence or raise the pool's limit"
+            )
 
     def share(self, blocks: Sequence[int]) -> None:
         """Add a holder to each of ``blocks``. Raises ``BlockNotHeld`` for one without any."""
@@ -137,6 +145,10 @@ class BlockPool:
         self._check_exists(block)
         self._drain()
         return self._ref_cnt[block]
+
+    def is_free_without(self, block: int) -> bool:
+        """Whether ``block`` would be free if its one holder let go of it."""
+        return self._ref_cnt[block] == 1 and not self._pin_cnt[block]
 
     def is_writable(self, block: int, row: int) -> bool:
         """Whether rows of ``block`` from ``row`` on may be written in place by its holder.
@@ -245,9 +257,3 @@ class BlockPool:
             raise BlockNotHeld(
                 f"block {block} has {self._ref_cnt[block]} holders, {count} are needed"
             )
-
-    def _refuse(self, count: int) -> NoReturn:
-        raise PoolExhausted(
-            f"wanted {count} blocks, {len(self._free)} of {self.num_blocks} are free; "
-            "release a sequence or raise the pool's limit"
-        )

@@ -153,6 +153,16 @@ class BlockTable:
         self.pool.release(gone)
         return count
 
+    def freed_before(self, position: int) -> int:
+        """How many blocks ``release_before(position)`` would make free.
+
+        None of those that a live read saw: it keeps them.
+        """
+        if self._pin is not None and self._pin() is not None:
+            return 0
+        count = max(0, position // self.block_size - self._first)
+        return sum(self.pool.is_free_without(slot) for slot in self._slots[:count])
+
     def is_writable(self, position: int) -> bool:
         """Whether rows from ``position`` to the end of its block may be written in place."""
         size = self.block_size
