@@ -1,6 +1,7 @@
 """Page formats: how the bytes of a page mean keys and values, and how pages become rows."""
 
+from pagedkv_formats.affine import PagedQuantization
 from pagedkv_formats.dense import DensePages
 from pagedkv_formats.rows import block_rows, run_rows
 
-__all__ = ["DensePages", "block_rows", "run_rows"]
+__all__ = ["DensePages", "PagedQuantization", "block_rows", "run_rows"]
