@@ -2,6 +2,7 @@
 
 from pagedkv_formats.affine import PagedQuantization
 from pagedkv_formats.dense import DensePages
+from pagedkv_formats.registry import codec_from_dict
 from pagedkv_formats.rows import block_rows, run_rows
 
-__all__ = ["DensePages", "PagedQuantization", "block_rows", "run_rows"]
+__all__ = ["DensePages", "PagedQuantization", "block_rows", "codec_from_dict", "run_rows"]

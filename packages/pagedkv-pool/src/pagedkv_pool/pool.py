@@ -146,6 +146,11 @@ class BlockPool:
         self._drain()
         return self._ref_cnt[block]
 
+    def pinned_rows(self, block: int) -> int:
+        """The most rows of ``block`` that any pin has seen since it was last without pins."""
+        self._drain()
+        return self._pinned_rows[block]
+
     def is_free_without(self, block: int) -> bool:
         """Whether ``block`` would be free if its one holder let go of it."""
         return self._ref_cnt[block] == 1 and not self._pin_cnt[block]
