@@ -1,0 +1,276 @@
+"""LayerPages: one layer's planes over a BlockPool: write rows, copy a block, gather."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import attrs
+import mlx.core as mx
+
+from pagedkv_formats import DensePages, block_rows, run_rows
+from pagedkv_mlx.layout import RowLayout
+from pagedkv_pool import BlockPool, BlockTable
+from pagedkv_protocols import (
+    DtypeMismatch,
+    InvalidArgument,
+    PageCodec,
+    PlaneSpec,
+    PoolExhausted,
+    ShapeMismatch,
+)
+
+DEFAULT_BLOCK_SIZE = 256
+GROWTH = 256
+"""A pool without a limit grows to the next multiple of this many positions."""
+
+
+@attrs.frozen
+class Blocks:
+    """A pool's limit as a number of blocks a layer.
+
+    >>> Blocks(8)
+    Blocks(count=8)
+    """
+
+    count: int = attrs.field()
+
+    @count.validator
+    def _check(self, _: object, value: int) -> None:
+        if value < 1:
+            raise InvalidArgument(f"a pool was limited to {value} blocks; at least 1 is legal")
+
+
+@attrs.frozen
+class Bytes:
+    """A pool's limit as bytes of pages a layer; as many whole blocks as fit.
+
+    >>> Bytes(1 << 20)
+    Bytes(count=1048576)
+    """
+
+    count: int = attrs.field()
+
+    @count.validator
+    def _check(self, _: object, value: int) -> None:
+        if value < 1:
+            raise InvalidArgument(f"a pool was limited to {value} bytes; at least 1 is legal")
+
+
+class BlockSpan:
+    """The blocks of a sequence as they are: what appends extend and reads follow.
+
+    ``row`` is the flat row of position ``start`` where all blocks are one run, else ``None``.
+    """
+
+    __slots__ = ("_index", "count", "row", "slots", "start")
+
+    def __init__(self, table: BlockTable) -> None:
+        self.slots: Sequence[int] = table.snapshot()
+        self.count = table.num_blocks
+        self.start = table.start
+        self.row = self.slots[0] * table.block_size if self.count and table.is_run else None
+        self._index: mx.array | None = None
+
+    @property
+    def index(self) -> mx.array:
+        """The slots ``int32 [count]``, made once."""
+        if self._index is None:
+            self._index = mx.array(list(self.slots[: self.count]), mx.int32)
+        return self._index
+
+
+class LayerPages:
+    """The pages of one layer, shared by every cache that is given them.
+
+    True between any two calls:
+
+    - each plane is ``[1, Hkv, slots * block_size, width]``, heads first, positions flat;
+      there are none before the first append;
+    - rows of a free slot mean nothing and reach no read;
+    - without a limit the planes grow to the next multiple of 256 positions; with one, all
+      of it is reserved at the first append and never exceeded.
+
+    >>> pages = LayerPages(block_size=16, limit=Blocks(4))
+    >>> pages.pool.num_free, pages.planes
+    (4, ())
+    """
+
+    def __init__(
+        self,
+        codec: PageCodec[mx.array, mx.Dtype] | None = None,
+        *,
+        block_size: int = DEFAULT_BLOCK_SIZE,
+        limit: Blocks | Bytes | None = None,
+        capacity: int | None = None,
+    ) -> None:
+        if block_size < 1:
+            raise InvalidArgument(f"block_size is {block_size}; at least 1 is legal")
+        self.codec: PageCodec[mx.array, mx.Dtype] = DensePages() if codec is None else codec
+        self.block_size = block_size
+        self.limit = limit
+        self.layout: RowLayout | None = None
+        self.planes: tuple[mx.array, ...] = ()
+        self._specs: tuple[PlaneSpec[mx.Dtype], ...] = ()
+        self._num_slots = 0  # how many the planes hold; the pool may be ahead
+        first = limit.count if isinstance(limit, Blocks) else -(-(capacity or 0) // block_size)
+        self.pool = BlockPool(first)
+
+    def adopt(self, layout: RowLayout, length: int) -> None:
+        """Take the layout of a first append of ``length`` rows; planes follow when written.
+
+        Raises ``IllegalFormat`` where the codec cannot hold such rows, ``PoolExhausted``
+        where a limit in bytes has no room for them.
+        """
+        specs = self.codec.planes(layout.key_dim, layout.value_dim, layout.dtype)
+        if isinstance(self.limit, Bytes):
+            block = sum(self._plane_bytes(layout, spec) for spec in specs)
+            blocks, needed = self.limit.count // block, -(-length // self.block_size)
+            if blocks < needed:
+                raise PoolExhausted(
+                    f"wanted {needed} blocks of {block} bytes each, a pool of "
+                    f"{self.limit.count} bytes has {blocks}; raise its limit"
+                )
+            self.pool.grow(blocks)
+        self.layout, self._specs = layout, specs
+
+    def reserve(self, table: BlockTable, length: int) -> None:
+        """Make room in ``table`` for positions up to ``length``; grow where no limit forbids.
+
+        Raises ``PoolExhausted`` where it does.
+        """
+        short = table.missing(length) - self.pool.num_free
+        if short > 0:
+            self.grow_by(short)
+        table.reserve(length)
+
+    def can_grow(self) -> bool:
+        """Whether blocks can be added: there is no limit."""
+        return self.limit is None
+
+    def grow_by(self, num_blocks: int) -> None:
+        """Add ``num_blocks`` at least, if no limit forbids; else leave the refusal to the pool."""
+        if self.can_grow():
+            wanted = (self.pool.num_blocks + num_blocks) * self.block_size
+            positions = -(-wanted // GROWTH) * GROWTH
+            self.pool.grow(-(-positions // self.block_size) - self.pool.num_blocks)
+
+    def write(self, row: int | list[int], keys: mx.array, values: mx.array) -> None:
+        """Store L rows: one update a plane, in place where MLX can.
+
+        ``keys [1, Hkv, L, Dk]``, ``values [1, Hkv, L, Dv]``, already in the pages' dtype.
+        ``row`` is the flat row of the first where they are one run, else that of each. The
+        rows belong to blocks that their holder may write.
+        """
+        self.store(row, self.codec.encode(keys, values))
+
+    def store(self, row: int | list[int], rows: Sequence[mx.array]) -> None:
+        """Store encoded rows, one ``[1, Hkv, L, width]`` a plane, as ``write`` does."""
+        if self._num_slots != self.pool.num_blocks:
+            self._fit_planes()
+        planes = self.planes
+        if isinstance(row, int):
+            start = start_index(row)
+            self.planes = tuple(
+                [mx.slice_update(planes[i], rows[i], start, (2,)) for i in range(len(planes))]
+            )
+        else:
+            index = mx.array(row, mx.int32).reshape(1, 1, -1, 1)
+            self.planes = tuple(
+                mx.put_along_axis(plane, mx.broadcast_to(index, new.shape), new, 2)
+                for plane, new in zip(planes, rows, strict=True)
+            )
+
+    def check_page_rows(self, layout: RowLayout, rows: Sequence[mx.array]) -> int:
+        """How many positions encoded rows have.
+
+        Raises ``ShapeMismatch`` or ``DtypeMismatch`` where they are not of the planes that
+        the format has for ``layout``.
+        """
+        specs = self.codec.planes(layout.key_dim, layout.value_dim, layout.dtype)
+        length = rows[0].shape[2] if rows and rows[0].ndim == 4 else 0
+        want = [(1, layout.num_kv_heads, length, spec.width) for spec in specs]
+        if [tuple(plane.shape) for plane in rows] != want:
+            raise ShapeMismatch(f"rows have shapes {[p.shape for p in rows]}; pages hold {want}")
+        if [plane.dtype for plane in rows] != [spec.dtype for spec in specs]:
+            raise DtypeMismatch(f"rows are {[p.dtype for p in rows]}; pages hold {specs}")
+        return length
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy all rows of slot ``source`` to slot ``target``.
+
+        The copy is evaluated before the update: left lazy, it would hold the plane, and the
+        update would copy all of it.
+        """
+        if self._num_slots != self.pool.num_blocks:
+            self._fit_planes()
+        size = self.block_size
+        rows = [mx.contiguous(run_rows(plane, source * size, size)) for plane in self.planes]
+        mx.eval(rows)
+        self.store(target * size, rows)
+
+    def rows(self, span: BlockSpan, length: int) -> list[mx.array]:
+        """The first ``length`` rows of ``span`` in each plane: ``[1, Hkv, length, width]``.
+
+        Slices where the blocks are one run, one take a plane where they are not.
+        """
+        if span.row is not None:
+            return [run_rows(plane, span.row, length) for plane in self.planes]
+        return [block_rows(plane, span.index, self.block_size, length) for plane in self.planes]
+
+    def gather(self, span: BlockSpan, length: int) -> tuple[mx.array, mx.array]:
+        """Keys ``[1, Hkv, length, Dk]`` and values ``[1, Hkv, length, Dv]`` of ``span``."""
+        layout = self.layout
+        assert layout is not None
+        rows = self.rows(span, length)
+        return self.codec.decode(rows, layout.key_dim, layout.value_dim, layout.dtype)
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block in all planes; 0 before the first append."""
+        layout = self.layout
+        if layout is None:
+            return 0
+        return sum(self._plane_bytes(layout, spec) for spec in self._specs)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the planes as they are reserved."""
+        return sum(plane.nbytes for plane in self.planes)
+
+    def signature(self) -> str:
+        """The format and block size; two pages with equal signatures store rows alike."""
+        return f"paged/{self.block_size}/{self.codec.signature()}"
+
+    def __deepcopy__(self, memo: object) -> LayerPages:
+        return self  # forks share pages
+
+    def _plane_bytes(self, layout: RowLayout, spec: PlaneSpec[mx.Dtype]) -> int:
+        rows = 1 if spec.per_block else self.block_size
+        return layout.num_kv_heads * rows * spec.width * spec.dtype.size
+
+    def _fit_planes(self) -> None:
+        """Allocate the planes, or lengthen them to as many slots as the pool has."""
+        layout = self.layout
+        assert layout is not None
+        more = self.pool.num_blocks - self._num_slots
+        zeros = [
+            mx.zeros((1, layout.num_kv_heads, more * self.block_size, spec.width), spec.dtype)
+            for spec in self._specs
+        ]
+        if self.planes:
+            zeros = [
+                mx.concatenate([old, new], axis=2)
+                for old, new in zip(self.planes, zeros, strict=True)
+            ]
+        self.planes = tuple(zeros)
+        self._num_slots += more
+
+
+@lru_cache(maxsize=64)
+def start_index(row: int) -> mx.array:
+    """``row`` as the array ``int32 [1]`` that an update takes, shared by a step's layers.
+
+    It is made from a Python int and so holds its data: no thread needs to evaluate it.
+    """
+    return mx.array([row], mx.int32)

@@ -1,0 +1,164 @@
+"""Reads over rows: gathered from pages when attended, or held as they are."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, NoReturn, cast
+
+import mlx.core as mx
+from typing_extensions import Self
+
+from pagedkv_mlx.attention import attend_rows
+from pagedkv_mlx.layout import RowLayout
+from pagedkv_mlx.masks import AttentionMasks, Lease
+from pagedkv_mlx.pages import BlockSpan, LayerPages
+from pagedkv_mlx.rules import Rule
+from pagedkv_pool import Pin
+from pagedkv_protocols import PHASE, Disposed, Phase, Read, ShapeMismatch
+
+
+class PagedRows:
+    """The stored rows that a read sees, collected from the pages each time it is attended.
+
+    The pin keeps the blocks from reuse; no plane is held.
+    """
+
+    __slots__ = ("_length", "_pages", "_pin", "_span")
+
+    def __init__(self, pages: LayerPages, span: BlockSpan, length: int, pin: Pin) -> None:
+        self._pages = pages
+        self._span = span
+        self._length = length
+        self._pin = pin
+
+    def __call__(self) -> tuple[mx.array, mx.array]:
+        """Keys ``[1, Hkv, S, Dk]`` and values ``[1, Hkv, S, Dv]``."""
+        return self._pages.gather(self._span, self._length)
+
+
+class GatheredRead:
+    """Attention over rows in logical order, through MLX's fused kernel.
+
+    Bit for bit what a plain cache of the same rows gives: the rows, the mask and the kernel
+    are the same.
+    """
+
+    __slots__ = ("_layout", "_lease", "_masks", "_num_queries", "_rows", "_rule")
+
+    def __init__(
+        self,
+        rows: RowSource,
+        layout: RowLayout,
+        num_queries: int,
+        rule: Rule,
+        masks: AttentionMasks,
+    ) -> None:
+        self._rows: RowSource | None = rows
+        self._layout = layout
+        self._num_queries = num_queries
+        self._rule = rule
+        self._masks = masks
+        self._lease: Lease | None = None
+
+    def attend(
+        self,
+        queries: mx.array,
+        scale: float,
+        *,
+        mask: Phase | mx.array | None = PHASE,
+        sinks: mx.array | None = None,
+        softcap: float | None = None,
+    ) -> mx.array:
+        """``queries [1, Hq, L, Dk]`` over the S positions of this read: ``[1, Hq, L, Dv]``.
+
+        See ``pagedkv_protocols.Read.attend`` for the options. Under ``PHASE`` L is that of
+        the append. Raises ``Disposed``, ``ShapeMismatch``, ``DtypeMismatch`` and, for a
+        softcap that is not above 0, ``InvalidArgument``.
+        """
+        if self._rows is None:
+            self._refuse()
+        self._layout.check_queries(queries)
+        keys, values = self._rows()
+        if isinstance(mask, Phase):
+            rule = self._phase_mask(queries.shape[2], keys.shape[2])
+            return attend_rows(queries, keys, values, scale, rule, sinks, softcap)
+        return attend_rows(queries, keys, values, scale, mask, sinks, softcap)
+
+    def gather(self) -> tuple[mx.array, mx.array]:
+        """Keys ``[1, Hkv, S, Dk]`` and values ``[1, Hkv, S, Dv]``. Raises ``Disposed``."""
+        if self._rows is None:
+            self._refuse()
+        return self._rows()
+
+    def dispose(self) -> None:
+        """Let go of the positions and the mask. Twice is once."""
+        self._rows = None
+        self._lease = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None:
+        self.dispose()
+
+    def _phase_mask(self, num_queries: int, num_keys: int) -> mx.array | Literal["causal"] | None:
+        if num_queries != self._num_queries:
+            raise ShapeMismatch(
+                f"queries have {num_queries} positions, the append had {self._num_queries}; "
+                "the phase's own rule is for these"
+            )
+        if self._lease is not None:
+            return self._lease.array
+        mask = self._rule.mask(self._masks, num_queries, num_keys)
+        if isinstance(mask, Lease):
+            self._lease = mask
+            return mask.array
+        return mask
+
+    def _refuse(self) -> NoReturn:
+        raise Disposed("this read was disposed; append again, or attend before dispose()")
+
+
+class HeldRows:
+    """Rows that a read holds itself."""
+
+    __slots__ = ("_keys", "_values")
+
+    def __init__(self, keys: mx.array, values: mx.array) -> None:
+        self._keys = keys
+        self._values = values
+
+    def __call__(self) -> tuple[mx.array, mx.array]:
+        """The rows as they were given."""
+        return self._keys, self._values
+
+
+class JoinedRows:
+    """Stored rows, then a block's own rows, which are not stored."""
+
+    __slots__ = ("_keys", "_stored", "_values")
+
+    def __init__(self, stored: RowSource, keys: mx.array, values: mx.array) -> None:
+        self._stored = stored
+        self._keys = keys
+        self._values = values
+
+    def __call__(self) -> tuple[mx.array, mx.array]:
+        """Keys ``[1, Hkv, S + L, Dk]``, values ``[1, Hkv, S + L, Dv]``."""
+        keys, values = self._stored()
+        return (
+            mx.concatenate([keys, self._keys], axis=2),
+            mx.concatenate([values, self._values], axis=2),
+        )
+
+
+RowSource = PagedRows | HeldRows | JoinedRows
+
+if TYPE_CHECKING:
+    _: Read[mx.array] = cast("GatheredRead", None)
