@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Protocol, SupportsIndex, TypeVar
 
 from typing_extensions import Self
 
@@ -45,7 +45,8 @@ class Cache(Protocol[ArrayT]):
 
         Raises ``ShapeMismatch`` for ``L != 1``, a batch other than 1, or heads and dims that
         differ from the first append's; ``DtypeMismatch`` for rows that are not floating
-        point; ``PoolExhausted`` where no room is left; ``Disposed``.
+        point, and at the first append for keys and values of two dtypes; ``PoolExhausted``
+        where no room is left; ``Disposed``.
         """
         ...
 
@@ -56,11 +57,14 @@ class Cache(Protocol[ArrayT]):
         """
         ...
 
-    def is_trimmable(self, n: int = 0, /) -> bool:
-        """Whether the last ``n`` positions could be dropped (all of them, if fewer)."""
+    def is_trimmable(self, n: SupportsIndex = 0, /) -> bool:
+        """Whether the last ``n`` positions could be dropped (all of them, if fewer).
+
+        Raises ``InvalidArgument`` and ``InvalidType`` as ``trim`` does.
+        """
         ...
 
-    def trim(self, n: int, /) -> int:
+    def trim(self, n: SupportsIndex, /) -> int:
         """Drop the last ``n`` positions, or all if fewer, and say how many were dropped.
 
         Raises ``InvalidArgument`` for ``n < 0``, ``InvalidType`` for a bool or a number that
@@ -73,7 +77,10 @@ class Cache(Protocol[ArrayT]):
         ...
 
     def export(self) -> tuple[ArrayT, ArrayT] | None:
-        """Live rows only, owned: keys ``[1, Hkv, S, Dk]``, values; ``None`` before any."""
+        """Live rows from ``start`` on, owned: keys ``[1, Hkv, S, Dk]``, values.
+
+        ``None`` before the first append; S is 0 after a trim to nothing.
+        """
         ...
 
     def signature(self) -> str:
@@ -116,8 +123,9 @@ class BidirectionalCache(Cache[ArrayT], Protocol[ArrayT]):
 
         ``bidirectional`` is ``bool [L]``, where two flagged positions see each other, or
         integer ``[L]``, where equal non-zero span ids see each other; neither is clamped by
-        the window. Raises ``Unsupported`` unless ``offset`` is 0, ``ShapeMismatch`` for an
-        overlay of another length, ``DtypeMismatch`` for one of another kind.
+        the window. Raises as ``append_window`` does, ``Unsupported`` unless ``offset`` is 0,
+        ``ShapeMismatch`` for an overlay of another length, ``DtypeMismatch`` for one of
+        another kind.
         """
         ...
 
@@ -125,14 +133,12 @@ class BidirectionalCache(Cache[ArrayT], Protocol[ArrayT]):
 class EncoderCache(Cache[ArrayT], Protocol[ArrayT]):
     """A cache whose first window may come from an encoder, with the encoder's own mask."""
 
-    def append_encoder(
-        self, keys: ArrayT, values: ArrayT, mask: ArrayT | None, /
-    ) -> Read[ArrayT]:
+    def append_encoder(self, keys: ArrayT, values: ArrayT, mask: ArrayT | None, /) -> Read[ArrayT]:
         """Append the first window under ``mask``, no causality implied.
 
-        ``mask`` is bool, broadcastable to ``[B, 1, L, L]``, or ``None`` for all-to-all.
-        Raises ``Unsupported`` unless ``offset`` is 0, ``ShapeMismatch`` and
-        ``DtypeMismatch`` for a mask that does not fit.
+        ``mask`` is bool, broadcastable to ``[B, 1, L, L]``, or ``None`` for all-to-all; the
+        window clamps neither. Raises as ``append_window`` does, ``Unsupported`` unless
+        ``offset`` is 0, ``ShapeMismatch`` and ``DtypeMismatch`` for a mask that does not fit.
         """
         ...
 
@@ -144,7 +150,7 @@ class BlockReadCache(Cache[ArrayT], Protocol[ArrayT]):
         """Each query sees all stored positions, then all L of the block, with no mask.
 
         Nothing is appended and ``offset`` stays; the block's own rows are attended as given,
-        cast to the stored dtype. Raises as ``append_window`` does.
+        cast to the stored dtype; the window clamps nothing. Raises as ``append_window`` does.
         """
         ...
 
@@ -153,7 +159,7 @@ class DonorCache(Cache[ArrayT], Protocol[ArrayT]):
     """A cache that hands out its rows to other layers or machines."""
 
     def capture_donor_rows(self) -> DonorRows[ArrayT]:
-        """The stored positions in order, owned by the caller.
+        """The stored positions in order, owned by the caller; none after a trim to nothing.
 
         Raises ``Unsupported`` before the first append, when no dims are known; ``Disposed``.
         """

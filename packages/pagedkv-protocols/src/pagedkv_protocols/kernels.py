@@ -22,7 +22,10 @@ class Launch(Protocol[ArrayT, DtypeT_contra]):
         output_shapes: Sequence[Sequence[int]],
         output_dtypes: Sequence[DtypeT_contra],
     ) -> list[ArrayT]:
-        """Run over ``grid`` threads (a multiple of ``threadgroup``); gives fresh outputs."""
+        """Run over ``grid`` threads (a multiple of ``threadgroup``); gives fresh outputs.
+
+        Raises ``InvalidArgument`` for other than as many inputs as were stated.
+        """
         ...
 
 
@@ -45,7 +48,9 @@ class KernelBackend(Protocol[ArrayT, DtypeT_contra]):
     ) -> Launch[ArrayT, DtypeT_contra]:
         """A launch of ``source``, a body that names ``inputs`` and ``outputs``.
 
-        Raises ``Unsupported`` where this machine cannot run it.
+        Raises ``Unsupported`` where this machine cannot run it. A body that names anything
+        else is refused (by an error of the compiler, or of ours) here, or when it is
+        launched or evaluated.
         """
         ...
 

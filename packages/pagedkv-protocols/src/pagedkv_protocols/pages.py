@@ -46,7 +46,7 @@ class PageCodec(Protocol[ArrayT, DtypeT]):
         ...
 
     def encode(self, keys: ArrayT, values: ArrayT, /) -> tuple[ArrayT, ...]:
-        """Rows ``[1, Hkv, L, Dk]`` and ``[1, Hkv, L, Dv]`` to one ``[1, Hkv, L, width]`` a plane."""
+        """Rows ``[1, Hkv, L, Dk]``, ``[1, Hkv, L, Dv]`` to one ``[1, Hkv, L, width]`` a plane."""
         ...
 
     def decode(

@@ -48,11 +48,13 @@ class Read(Protocol[ArrayT]):
 
         The result has the dtype of ``queries``; ``Hq`` is a multiple of ``Hkv``.
 
+        The S positions are those from the cache's ``start``, as of the append, to its end.
         ``mask`` is ``PHASE`` (the rule of the append), ``None`` (every position), or an array
-        broadcastable to ``[B, Hq, L, S]``: bool, true where a query may look, or float, added
-        to the scores. ``sinks [Hq]`` join each softmax as one more score with no value.
-        ``softcap`` replaces each scaled score ``s`` by ``softcap * tanh(s / softcap)`` before
-        the mask.
+        broadcastable to ``[B, Hq, L, S]``: bool, true where a query may look, or float, rounded
+        to the dtype of ``queries`` and added to the scores. A row that a bool mask leaves
+        nothing is finite; one that is all ``-inf`` is NaN; no other row feels either. ``sinks
+        [Hq]`` join each softmax as one more score with no value. ``softcap`` replaces each
+        scaled score ``s`` by ``softcap * tanh(s / softcap)`` before the mask.
 
         Raises ``Disposed`` after ``dispose()``; ``ShapeMismatch`` and ``DtypeMismatch`` for
         arrays that do not fit; ``Unsupported`` for an option this read cannot honour.
