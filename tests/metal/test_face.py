@@ -1,7 +1,7 @@
-"""What ``pagedkv_metal`` offers: nothing yet, and it says so."""
+"""What ``pagedkv_metal`` offers."""
 
 import pagedkv_metal
 
 
-def test_the_package_imports_without_a_gpu_and_offers_no_name_yet():
-    assert pagedkv_metal.__all__ == []
+def test_the_package_imports_without_a_gpu_and_offers_its_emulator():
+    assert {"EmulatorBackend", "EmulatorFault"} <= set(pagedkv_metal.__all__)

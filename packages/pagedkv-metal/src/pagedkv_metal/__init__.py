@@ -1,6 +1,9 @@
-"""Kernels that read the pages of a key/value cache where they lie.
+"""Kernels that read the pages of a key/value cache where they lie, and where to run them.
 
-There is no kernel in this package yet, and no public name: both arrive with the direct reads.
+``EmulatorBackend`` executes a kernel of the Metal language on a CPU.
 """
 
-__all__: list[str] = []
+from pagedkv_metal.emulator import EmulatorBackend
+from pagedkv_metal.errors import EmulatorFault
+
+__all__ = ["EmulatorBackend", "EmulatorFault"]
