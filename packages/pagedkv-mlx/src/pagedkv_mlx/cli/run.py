@@ -1,24 +1,44 @@
-"""run_model: one greedy generation, with every token and every logit kept for comparison."""
+"""run_model: one greedy generation by mlx-lm's own loop, over caches of either kind."""
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import chain
 from typing import Any
 
 import attrs
 import mlx.core as mx
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from pagedkv_mlx.cli.progress import Moved, phase
+
+Step = tuple[int, Any]
+"""A new token, and the array of log-probabilities ``[vocabulary]`` that it was taken by."""
+
+
+@attrs.frozen(kw_only=True)
+class Job:
+    """What is generated: by which model, after which tokens, how many at most.
+
+    ``keep_logits`` for a comparison: they take ``vocabulary`` numbers a new token.
+    """
+
+    model: Any
+    tokenizer: Any
+    tokens: list[int]
+    max_tokens: int
+    prefill_step_size: int
+    keep_logits: bool
 
 
 @attrs.define
 class Run:
     """What one generation did.
 
-    ``tokens [n]``; ``logits``: n arrays ``[1, vocabulary]``; ``log_probability``: the mean of
-    the new tokens' own; seconds are wall time.
+    ``tokens [n]``; ``logits``: n arrays ``[1, vocabulary]`` where they were kept;
+    ``log_probabilities``: the new tokens' own, in nats; seconds are wall time.
     """
 
     name: str
@@ -36,100 +56,59 @@ class Run:
         return sum(self.log_probabilities) / len(self.log_probabilities)
 
     @property
-    def tokens_per_second(self) -> float:
-        """New tokens after the first, over the time that they took."""
-        return (len(self.tokens) - 1) / self.decode_seconds if self.decode_seconds else 0.0
+    def tokens_per_second(self) -> float | None:
+        """New tokens after the first, over the time that they took; ``None`` without one."""
+        after_first = len(self.tokens) - 1
+        return after_first / self.decode_seconds if after_first and self.decode_seconds else None
 
 
 def run_model(
+    job: Job,
     name: str,
-    model: Any,
-    tokenizer: Any,
-    tokens: list[int],
     caches: list[Any],
-    options: argparse.Namespace,
-    console: Console,
-    *,
-    stream: bool,
+    progress: Console,
+    shown: AbstractContextManager[Callable[[int], None]],
 ) -> Run:
-    """Generate greedily with mlx-lm's own loop over ``caches``; stream the text if asked."""
-    from mlx_lm.generate import generate_step
-
-    run = Run(name, len(tokens), caches)
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-    )
-    prefill = progress.add_task(f"Prefill, {name} caches", total=len(tokens))
-    steps = generate_step(
-        mx.array(tokens),
-        model,
-        max_tokens=options.max_tokens,
-        logits_processors=[lambda _, logits: keep(run.logits, logits)],
-        prompt_cache=caches,
-        prefill_step_size=options.prefill_step_size,
-        prompt_progress_callback=lambda done, total: progress.update(
-            prefill, completed=done, total=total
-        ),
-    )
+    """Do ``job`` over ``caches``: prefill with its progress, then every token to ``shown``."""
+    run = Run(name, len(job.tokens), caches)
     began = time.perf_counter()
-    with progress:
+    with phase(progress, f"Prefill, {name} caches", len(job.tokens)) as moved:
+        steps = begin(job, run, moved)
         first = next(steps)
     run.prefill_seconds = time.perf_counter() - began
-    text = Streamed(tokenizer, console) if stream else None
-    decode = progress.add_task(f"Decode, {name} caches", total=options.max_tokens)
     began = time.perf_counter()
-    if text is None:
-        progress.start()
-    for token, log_probabilities in chain_first(first, steps):
-        run.tokens.append(token)
-        run.log_probabilities.append(log_probabilities[token].item())
-        progress.update(decode, advance=1)
-        if token in tokenizer.eos_token_ids:
-            break
-        if text is not None:
-            text.add(token)
-    progress.stop()
-    if text is not None:
-        text.end()
+    with shown as show:
+        follow(run, chain([first], steps), job.tokenizer.eos_token_ids, show)
     run.decode_seconds = time.perf_counter() - began
     del run.logits[len(run.tokens) :]  # the loop runs one step ahead
     return run
 
 
-def chain_first(first: Any, rest: Any) -> Any:
-    """``first``, then ``rest``."""
-    yield first
-    yield from rest
+def begin(job: Job, run: Run, moved: Moved) -> Iterator[Step]:
+    """Mlx-lm's loop over ``run``'s caches; the prompt is read when the first step is asked."""
+    from mlx_lm.generate import generate_step
+
+    def keep(_: mx.array, logits: mx.array) -> mx.array:
+        run.logits.append(logits)
+        return logits
+
+    steps: Iterator[Step] = generate_step(
+        mx.array(job.tokens),
+        job.model,
+        max_tokens=job.max_tokens,
+        logits_processors=[keep] if job.keep_logits else None,
+        prompt_cache=run.caches,
+        prefill_step_size=job.prefill_step_size,
+        prompt_progress_callback=lambda done, _: moved(done),
+    )
+    return steps
 
 
-def keep(kept: list[mx.array], logits: mx.array) -> mx.array:
-    """Note ``logits [1, vocabulary]`` and pass them on as they are."""
-    kept.append(logits)
-    return logits
-
-
-class Streamed:
-    """Text that appears as its tokens come."""
-
-    def __init__(self, tokenizer: Any, console: Console) -> None:
-        self._detokenizer = tokenizer.detokenizer
-        self._detokenizer.reset()
-        self._console = console
-
-    def add(self, token: int) -> None:
-        """Show what ``token`` completes."""
-        self._detokenizer.add_token(token)
-        self._show(self._detokenizer.last_segment)
-
-    def end(self) -> None:
-        """Show what is left, and end the line."""
-        self._detokenizer.finalize()
-        self._show(self._detokenizer.last_segment + "\n")
-
-    def _show(self, text: str) -> None:
-        self._console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
+def follow(run: Run, steps: Iterator[Step], ends: set[int], show: Callable[[int], None]) -> None:
+    """Note every step, and show its token unless the text ends with it."""
+    for token, log_probabilities in steps:
+        run.tokens.append(token)
+        run.log_probabilities.append(log_probabilities[token].item())
+        if token in ends:
+            break
+        show(token)
