@@ -4,5 +4,13 @@ from pagedkv_formats.affine import PagedQuantization
 from pagedkv_formats.dense import DensePages
 from pagedkv_formats.registry import codec_from_dict
 from pagedkv_formats.rows import block_rows, run_rows
+from pagedkv_formats.turboquant import PagedTurboQuant
 
-__all__ = ["DensePages", "PagedQuantization", "block_rows", "codec_from_dict", "run_rows"]
+__all__ = [
+    "DensePages",
+    "PagedQuantization",
+    "PagedTurboQuant",
+    "block_rows",
+    "codec_from_dict",
+    "run_rows",
+]

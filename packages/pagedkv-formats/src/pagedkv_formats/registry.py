@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from pagedkv_formats.affine import PagedQuantization
 from pagedkv_formats.dense import DensePages
+from pagedkv_formats.turboquant import PagedTurboQuant
 from pagedkv_protocols import IllegalFormat, PageCodec
 
 FORMATS: dict[str, type[PageCodec[mx.array, mx.Dtype]]] = {
@@ -16,6 +17,7 @@ FORMATS: dict[str, type[PageCodec[mx.array, mx.Dtype]]] = {
     "mxfp4": PagedQuantization,
     "mxfp8": PagedQuantization,
     "nvfp4": PagedQuantization,
+    "turboquant": PagedTurboQuant,
 }
 
 
