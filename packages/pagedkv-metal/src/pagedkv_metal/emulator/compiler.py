@@ -17,24 +17,38 @@ from pagedkv_protocols import Unsupported
 RUNTIME = pathlib.Path(__file__).parent / "runtime"
 """The dialect's headers and the sources of the runner."""
 
-RUNNER_SOURCES = ("fibers.cpp", "main.cpp", "memory.cpp", "report.cpp", "threads.cpp")
+DIALECT = "<metal>"
+"""What the folder of the dialect's headers is called in a report."""
 
-RUNNER_FLAGS = ("-std=c++17", "-O2", "-fno-exceptions", "-fno-rtti", "-rdynamic")
+RUNNER_FLAGS = ("-std=c++17", "-O2", "-fno-exceptions", "-fno-rtti")
+RUNNER_LINKS = ("-rdynamic", "-Wl,--no-as-needed", "-ldl", "-lm")
+"""What kernels may call is offered to them: the hooks, and C's mathematics."""
 
 KERNEL_FLAGS = (
     "-std=c++17",
     "-O1",
     "-g1",
     "-fPIC",
-    "-shared",
-    "-nostdlib",
     "-fno-exceptions",
     "-fno-rtti",
     "-fno-strict-aliasing",
     "-ffp-contract=off",
+    "-ftrivial-auto-var-init=pattern",
+    # A stack that overflows meets its guard page by page.
+    "-fstack-clash-protection",
     "-fvisibility=hidden",
+    # Every load and store calls the runner first, and so does what has no defined result.
+    "-fsanitize=thread",
+    "-fsanitize=alignment,shift,signed-integer-overflow,integer-divide-by-zero,return",
     "-w",
+    "-pipe",
+    # Neither the sanitizers' libraries nor any other: the runner offers all that a kernel calls.
+    "-shared",
+    "-nostdlib",
+    "-Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset",
 )
+GCC_FLAGS = ("-fsanitize=bounds", "-fno-gnu-unique", "--param=tsan-instrument-func-entry-exit=0")
+CLANG_FLAGS = ("-fsanitize=array-bounds", "-mllvm", "-tsan-instrument-func-entry-exit=0")
 
 
 class Compiler(NamedTuple):
@@ -43,22 +57,35 @@ class Compiler(NamedTuple):
     path: str
     version: str
 
+    @property
+    def kernel_flags(self) -> tuple[str, ...]:
+        """What a kernel is compiled with."""
+        return (*KERNEL_FLAGS, *(CLANG_FLAGS if "clang" in self.version else GCC_FLAGS))
+
     def runner(self, target: pathlib.Path) -> None:
         """Compile the process that runs kernels."""
-        sources = [str(RUNTIME / name) for name in RUNNER_SOURCES]
-        self._run([*RUNNER_FLAGS, *sources, "-o", str(target), "-ldl", "-lm"], "the runner")
+        sources = map(str, sorted(RUNTIME.glob("*.cpp")))
+        words = [*RUNNER_FLAGS, *sources, "-o", str(target), *RUNNER_LINKS]
+        self._run(words, target.parent, "the runner")
 
     def kernel(self, unit: str, name: str, target: pathlib.Path) -> None:
         """Compile a kernel's unit to a shared object; raises ``EmulatorFault`` with its words."""
-        words = [*KERNEL_FLAGS, "-I", str(RUNTIME), "-x", "c++", "-", "-o", str(target)]
-        self._run(words, f"kernel {name}", unit)
+        maps = [f"-ffile-prefix-map={RUNTIME}={DIALECT}", f"-ffile-prefix-map={target.parent}=."]
+        words = [*self.kernel_flags, *maps, "-I", str(RUNTIME), "-x", "c++", "-"]
+        self._run([*words, "-o", str(target)], target.parent, f"kernel {name}", unit)
 
-    def _run(self, words: list[str], what: str, text: str = "") -> None:
+    def _run(self, words: list[str], folder: pathlib.Path, what: str, text: str = "") -> None:
         done = subprocess.run(  # noqa: S603
-            [self.path, *words], input=text, capture_output=True, text=True, check=False
+            [self.path, *words], cwd=folder, input=text, capture_output=True, text=True, check=False
         )
         if done.returncode:
-            raise EmulatorFault(f"{what} does not compile: {done.stderr.strip()[:4000]}")
+            raise EmulatorFault(f"{what} does not compile: {_errors(done.stderr)}")
+
+
+def _errors(printed: str) -> str:
+    """The lines that name an error, the first few of them."""
+    lines = [line for line in printed.splitlines() if "error:" in line or "undefined" in line]
+    return "; ".join(lines[:4]) or printed[:2000]
 
 
 @functools.cache
@@ -67,7 +94,7 @@ def find_compiler() -> Compiler:
     if sys.platform != "linux" or platform.machine() not in {"x86_64", "aarch64"}:
         raise Unsupported(
             f"the emulator runs on Linux, x86_64 or aarch64, and this is {sys.platform} on "
-            f"{platform.machine()}; use a machine with one of these, or a GPU backend"
+            f"{platform.machine()}; use such a machine, or a backend of this one's GPU"
         )
     names = (os.environ.get("CXX"), "g++", "clang++", "c++")
     found = next(filter(None, (shutil.which(name) for name in names if name)), None)

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 
@@ -63,10 +63,13 @@ def metal_text(
     """
 
     def call(*arrays: mx.array) -> list[mx.array]:
-        launch = mx.fast.metal_kernel(
-            kernel.name, kernel.inputs, kernel.outputs, kernel.source, kernel.header
+        launch = cast(
+            "Callable[..., list[mx.array]]",
+            mx.fast.metal_kernel(
+                kernel.name, kernel.inputs, kernel.outputs, kernel.source, kernel.header
+            ),
         )
-        return launch(  # type: ignore[no-any-return]
+        return launch(
             inputs=list(arrays),
             template=list(template),
             grid=(1, 1, 1),

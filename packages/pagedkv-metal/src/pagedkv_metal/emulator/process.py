@@ -86,7 +86,7 @@ def _write(
     head = (LAYOUT, shape.seed, shape.cpu_seconds, len(buffers), *shape.groups, *shape.threads, 0)
     HEAD.pack_into(memory, 0, *head)
     at = HEAD.size + REPORT_BYTES
-    for buffer, offset in zip(buffers, offsets):
+    for buffer, offset in zip(buffers, offsets, strict=True):
         name = buffer.name.encode()[:63]
         BUFFER.pack_into(memory, at, name, offset, buffer.size, buffer.data is None)
         at += BUFFER.size
@@ -107,6 +107,6 @@ def _outcome(
 def _output_bytes(
     memory: mmap.mmap, buffers: Sequence[Buffer], offsets: Sequence[int]
 ) -> Iterator[bytes]:
-    for buffer, offset in zip(buffers, offsets):
+    for buffer, offset in zip(buffers, offsets, strict=True):
         if buffer.data is None:
             yield memory[offset : offset + buffer.size]

@@ -3,42 +3,42 @@
 from __future__ import annotations
 
 from pagedkv_metal.emulator.front import KernelText, MetalText, Parameter
+from pagedkv_metal.emulator.marks import marked
 
 
 def translation(kernel: KernelText, text: MetalText) -> str:
     """What the host's compiler gets; its lines are those of ``source`` and ``header``."""
+    header, source = marked(kernel.header, kernel.source)
+    # Not inlined into the entry point, which is not checked.
+    signature = text.signature.replace("[[kernel]]", "__attribute__((noinline))")
     return "\n".join(
-        [
-            '#include "metal.h"',
-            f'#line 1 "{kernel.name}.h"',
-            kernel.header,
-            '#line 1 "signature"',
-            # Not inlined into the entry point, which is not checked.
-            text.signature.replace("[[kernel]]", "__attribute__((noinline))")
-            + f'\n#line 1 "{kernel.name}.metal"',
-            kernel.source,
-            '#line 1 "entry"',
-            "}",
-            "#undef device",
-            "#undef constant",
-            "#define device",
-            "#define constant",
-            _entry(text),
-            "",
-        ]
+        ['#include "metal.h"', *_lines(kernel, header, signature, source), _entry(text)]
     )
+
+
+def _lines(kernel: KernelText, header: str, signature: str, source: str) -> list[str]:
+    return [
+        f'#line 1 "{kernel.name}.h"',
+        header,
+        f'#line 1 "{kernel.name}.signature"',
+        signature,
+        f'#line 1 "{kernel.name}.metal"',
+        source,
+        f'#line 1 "{kernel.name}.entry"',
+        "}",
+    ]
 
 
 def _entry(text: MetalText) -> str:
-    arguments = ",\n        ".join(map(_argument, _numbered(text.parameters), text.parameters))
+    arguments = ",\n        ".join(map(_argument, _numbers(text.parameters), text.parameters))
     return (
         'extern "C" PKV_PLAIN __attribute__((visibility("default"))) void pkv_kernel() {\n'
-        f"    {text.instance}(\n        {arguments});\n}}"
+        f"    {text.instance}(\n        {arguments});\n}}\n"
     )
 
 
-def _numbered(parameters: tuple[Parameter, ...]) -> list[int]:
-    """The buffer number of each parameter; a position has the number of the next buffer."""
+def _numbers(parameters: tuple[Parameter, ...]) -> list[int]:
+    """The buffer number of each parameter; a position has that of the next buffer."""
     return [sum(p.is_buffer for p in parameters[:i]) for i in range(len(parameters))]
 
 

@@ -12,15 +12,23 @@ namespace pkv {
 // A loop that holds a synchronisation, from before its first iteration to its end.
 struct Loop {
     PKV_PLAIN explicit Loop(PKV_HERE) { pkv_loop_enter({file, line}); }
-    PKV_PLAIN ~Loop() { pkv_loop_leave(); }
+    PKV_PLAIN ~Loop() { pkv_leave(); }
     PKV_PLAIN void next() { pkv_loop_next(); }
+};
+
+// A call of a function in which threads meet, until the end of the expression that it is in.
+struct Call {
+    PKV_PLAIN explicit Call(uint number, PKV_HERE) { pkv_call_enter(number, {file, line}); }
+    PKV_PLAIN ~Call() { pkv_leave(); }
 };
 
 // As a butterfly reduces: lane i with lane i ^ distance, so that the order is the hardware's.
 template <typename T, typename Combine>
 PKV_PLAIN void reduce(const void* values, uint count, void* result) {
     T lanes[32];
-    __builtin_memcpy(lanes, values, count * sizeof(T));
+    for (uint i = 0; i < count; i++) {
+        lanes[i] = static_cast<const T*>(values)[i];
+    }
     for (uint width = 1; width < count; width *= 2) {
         for (uint i = 0; i + width < count; i += 2 * width) {
             lanes[i] = Combine::of(lanes[i], lanes[i + width]);

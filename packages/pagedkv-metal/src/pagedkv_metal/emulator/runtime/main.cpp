@@ -18,13 +18,16 @@ int main(int count, char** words) {
     }
     num_threads = launch->threads[0] * launch->threads[1] * launch->threads[2];
     make_stacks();
+    make_threadgroup_memory();
     void* kernel = dlopen(words[2], RTLD_NOW | RTLD_LOCAL);
     void* body = kernel ? dlsym(kernel, "pkv_kernel") : nullptr;
     if (!body) {
         report("kernel that does not link", "%s", dlerror());
     }
     find_image(body);
+    watch();
     run_all_groups(reinterpret_cast<void (*)()>(body));
+    check_all_written();
     launch->finished = 1;
     _exit(0);
 }

@@ -15,13 +15,13 @@ using namespace metal;
 #define constant
 #define threadgroup PKV_THREADGROUP_STORAGE
 #define thread
-#define PKV_THREADGROUP
-// One threadgroup runs at a time, so its memory may be static.
-#if defined(__clang__)
-#define PKV_THREADGROUP_STORAGE static
-#else
-#define PKV_THREADGROUP_STORAGE static __constinit
-#endif
+// The text's `threadgroup TYPE NAME[N];` arrives as `auto& NAME = ...("NAME", TYPE[N]);`.
+namespace pkv {
+template <typename T>
+using as_written = T;
+}
+#define PKV_THREADGROUP_VARIABLE(NAME, ...) \
+    *static_cast<pkv::as_written<__VA_ARGS__>*>(pkv_threadgroup_variable(NAME, sizeof(__VA_ARGS__)))
 #define MLX_MTL_CONST static constant constexpr const
 #define MLX_MTL_LOOP_UNROLL
 #define MLX_MTL_PRAGMA_UNROLL

@@ -50,11 +50,12 @@ uint pkv_simd_count();
 void pkv_simdgroup_barrier(uint flags, pkv::Place place);
 void pkv_threadgroup_barrier(uint flags, pkv::Place place);
 
-// A loop around a synchronisation begins, begins its next iteration, and ends.
+// A loop or a call in which threads meet begins; a loop begins its next iteration; either ends.
 void pkv_loop_enter(pkv::Place place);
 void pkv_loop_next();
-void pkv_loop_leave();
+void pkv_call_enter(uint number, pkv::Place place);
+void pkv_leave();
 
-// A variable in threadgroup memory.
-void pkv_threadgroup_variable(const char* name, const void* address, size_t size);
+// The address of a variable in threadgroup memory, one for all threads of a threadgroup.
+void* pkv_threadgroup_variable(const char* name, size_t size);
 }

@@ -11,13 +11,15 @@ namespace pkv {
 
 constexpr uint32_t SIMD = 32;
 constexpr uint32_t MAX_THREADS = 1024;
-constexpr uint32_t MAX_LOOPS = 16;
+constexpr uint32_t MAX_STEPS = 24;
 
 enum class State : uint8_t { READY, WAITS, FINISHED };
 
-struct LoopAt {
+// How a thread got to where it waits: a loop and its iteration, or a call and its number.
+struct Step {
     Place place;
-    uint32_t iteration;
+    uint32_t count;
+    bool is_call;
 };
 
 // A thread of the kernel: a fiber with a stack of its own.
@@ -26,12 +28,12 @@ struct Thread {
     char* stack_low;
     State state;
     Position position;
-    // Where it waits, and in which iteration of every enclosing loop.
+    // Where it waits, and by which loops and calls it got there.
     const char* operation;
     Place place;
     uint32_t flags;
-    uint32_t num_loops;
-    LoopAt loops[MAX_LOOPS];
+    uint32_t num_steps;
+    Step steps[MAX_STEPS];
 };
 
 // What 32 threads wait for together. Two rounds of values: a lane may leave its next value while
@@ -45,6 +47,16 @@ struct Simdgroup {
     alignas(16) unsigned char result[2][64];
 };
 
+// One load or store of the kernel.
+struct Access {
+    const void* address;
+    uint32_t size;
+    bool writes;
+    const void* code;
+};
+
+constexpr size_t STACK = 256 * 1024;
+
 // threads.cpp
 extern Thread* current;
 extern Thread threads[MAX_THREADS];
@@ -52,11 +64,27 @@ extern Simdgroup simdgroups[MAX_THREADS / SIMD];
 extern uint32_t num_threads;
 void make_stacks();
 void run_all_groups(void (*kernel)());
+void place_thread(Thread& thread, uint32_t index, uint64_t group);
+const Thread* owner_of_stack(const void* address);
 bool in_stack_guard(const void* address);
+inline bool in_own_stack(const void* address) {
+    return uint64_t(static_cast<const char*>(address) - current->stack_low) < STACK;
+}
 
 // memory.cpp
 extern Launch* launch;
 void map_buffers(int file);
+void check_all_written();
+
+// threadgroup.cpp
+void make_threadgroup_memory();
+void begin_group();
+void order_threadgroup_memory();
+// False where the address is not in threadgroup memory.
+bool check_threadgroup(const Access& access);
+
+// signals.cpp
+void watch();
 
 // report.cpp: ends the process.
 [[noreturn]] void report(const char* kind, const char* format, ...)

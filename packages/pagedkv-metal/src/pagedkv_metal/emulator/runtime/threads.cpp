@@ -11,8 +11,7 @@ extern "C" void* pkv_new_stack(void* top, void (*entry)());
 
 namespace pkv {
 
-constexpr size_t STACK = 256 * 1024;
-constexpr size_t GUARD = 64 * 1024;
+constexpr size_t GUARD = 256 * 1024;
 
 Thread* current;
 Thread threads[MAX_THREADS];
@@ -50,6 +49,11 @@ bool in_stack_guard(const void* address) {
     return current && at < current->stack_low && at >= current->stack_low - GUARD;
 }
 
+const Thread* owner_of_stack(const void* address) {
+    const uint64_t at = uint64_t(static_cast<const char*>(address) - stacks);
+    return at < num_threads * (STACK + GUARD) ? &threads[at / (STACK + GUARD)] : nullptr;
+}
+
 static void make_ready(uint32_t index) {
     threads[index].state = State::READY;
     ready[num_ready++] = index;
@@ -64,31 +68,40 @@ static void fiber() {
     __builtin_unreachable();
 }
 
-static void start_thread(uint32_t index, const uint32_t* group) {
-    Thread& thread = threads[index];
-    const uint32_t* size = launch->threads;
+void place_thread(Thread& thread, uint32_t index, uint64_t group) {
+    const uint32_t *size = launch->threads, *groups = launch->groups;
     Position& at = thread.position;
     at.index_in_group = index;
     at.thread_in_group[0] = index % size[0];
     at.thread_in_group[1] = index / size[0] % size[1];
     at.thread_in_group[2] = index / size[0] / size[1];
-    memcpy(at.group_in_grid, group, sizeof at.group_in_grid);
+    at.group_in_grid[0] = uint32_t(group % groups[0]);
+    at.group_in_grid[1] = uint32_t(group / groups[0] % groups[1]);
+    at.group_in_grid[2] = uint32_t(group / groups[0] / groups[1]);
     memcpy(at.threads_per_group, size, sizeof at.threads_per_group);
-    memcpy(at.groups_per_grid, launch->groups, sizeof at.groups_per_grid);
-    thread.num_loops = 0;
+    memcpy(at.groups_per_grid, groups, sizeof at.groups_per_grid);
+}
+
+static void start_thread(uint32_t index, uint64_t group) {
+    Thread& thread = threads[index];
+    place_thread(thread, index, group);
+    thread.num_steps = 0;
     thread.operation = nullptr;
     thread.stack_pointer = pkv_new_stack(thread.stack_low + STACK, fiber);
     make_ready(index);
 }
 
+static bool one_place(Place a, Place b) {
+    return a.line == b.line && strcmp(a.file, b.file) == 0;
+}
+
 static bool together(const Thread& a, const Thread& b) {
-    if (a.operation != b.operation || a.place.line != b.place.line ||
-        strcmp(a.place.file, b.place.file) != 0 || a.num_loops != b.num_loops) {
+    if (strcmp(a.operation, b.operation) != 0 || !one_place(a.place, b.place) ||
+        a.num_steps != b.num_steps) {
         return false;
     }
-    for (uint32_t i = 0; i < a.num_loops; i++) {
-        if (a.loops[i].place.line != b.loops[i].place.line ||
-            a.loops[i].iteration != b.loops[i].iteration) {
+    for (uint32_t i = 0; i < a.num_steps; i++) {
+        if (!one_place(a.steps[i].place, b.steps[i].place) || a.steps[i].count != b.steps[i].count) {
             return false;
         }
     }
@@ -107,10 +120,12 @@ static int describe_wait(const Thread& thread, char* text, int room) {
         return snprintf(text, room, "still ran");
     }
     int used = snprintf(text, room, "waited in %s at %s", thread.operation, where(thread.place));
-    for (uint32_t i = thread.num_loops; i-- > 0 && used < room;) {
-        const LoopAt& loop = thread.loops[i];
-        used += snprintf(text + used, room - used, ", iteration %u of the loop at %s",
-                         loop.iteration, where(loop.place));
+    for (uint32_t i = thread.num_steps; i-- > 0 && used < room;) {
+        const Step& step = thread.steps[i];
+        used += step.is_call
+                    ? snprintf(text + used, room - used, ", called at %s", where(step.place))
+                    : snprintf(text + used, room - used, ", iteration %u of the loop at %s",
+                               step.count, where(step.place));
     }
     return used;
 }
@@ -125,8 +140,10 @@ static const char* describe_waits(uint32_t first, uint32_t end) {
         while (next < end && alike(threads[i], threads[next])) {
             next++;
         }
-        used += snprintf(text + used, room - used, used ? "; threads %u-%u " : "threads %u-%u ", i,
-                         next - 1);
+        const char* comma = used ? "; " : "";
+        used += next - i == 1
+                    ? snprintf(text + used, room - used, "%sthread %u ", comma, i)
+                    : snprintf(text + used, room - used, "%sthreads %u-%u ", comma, i, next - 1);
         if (used < room) {
             used += describe_wait(threads[i], text + used, room - used);
         }
@@ -152,8 +169,7 @@ static void wait_here(const char* operation, Place place, uint32_t flags) {
 static void check_together(uint32_t first, uint32_t end, const char* kind) {
     for (uint32_t i = first + 1; i < end; i++) {
         if (!together(threads[first], threads[i])) {
-            report(kind, "%s of %s do not meet: %s", end - first <= SIMD ? "lanes" : "threads",
-                   name_of_group(first), describe_waits(first, end));
+            report(kind, "in %s, %s", name_of_group(first), describe_waits(first, end));
         }
     }
 }
@@ -172,7 +188,8 @@ static void check_together(uint32_t first, uint32_t end, const char* kind) {
            describe_waits(0, num_threads));
 }
 
-static void run_group(const uint32_t* group) {
+static void run_group(uint64_t group) {
+    begin_group();
     num_ready = 0;
     arrived_at_barrier = 0;
     for (uint32_t i = 0; i < num_threads; i++) {
@@ -196,27 +213,27 @@ static void run_group(const uint32_t* group) {
     }
 }
 
+static uint64_t greatest_common_divisor(uint64_t a, uint64_t b) {
+    while (b) {
+        const uint64_t rest = a % b;
+        a = b, b = rest;
+    }
+    return a;
+}
+
 void run_all_groups(void (*kernel)()) {
     kernel_body = kernel;
     random_state = launch->seed * 0x9e3779b97f4a7c15ull + 0x1234567ull;
-    const uint32_t* size = launch->groups;
-    const uint64_t count = uint64_t(size[0]) * size[1] * size[2];
+    const uint32_t* groups = launch->groups;
+    const uint64_t count = uint64_t(groups[0]) * groups[1] * groups[2];
+    const uint32_t some = count < UINT32_MAX ? uint32_t(count) : UINT32_MAX;
     // A stride that shares no factor with the count visits every threadgroup once.
-    uint64_t stride = random_below(count < UINT32_MAX ? uint32_t(count) : UINT32_MAX) | 1u;
-    auto divides = [](uint64_t a, uint64_t b) {
-        while (b) {
-            const uint64_t rest = a % b;
-            a = b, b = rest;
-        }
-        return a;
-    };
-    while (divides(stride, count) != 1) {
+    uint64_t stride = random_below(some) + 1;
+    while (greatest_common_divisor(stride, count) != 1) {
         stride++;
     }
-    uint64_t at = random_below(count < UINT32_MAX ? uint32_t(count) : UINT32_MAX);
-    for (uint64_t i = 0; i < count; i++, at = (at + stride) % count) {
-        const uint32_t group[3] = {uint32_t(at % size[0]), uint32_t(at / size[0] % size[1]),
-                                   uint32_t(at / size[0] / size[1])};
+    uint64_t group = random_below(some);
+    for (uint64_t i = 0; i < count; i++, group = (group + stride) % count) {
         run_group(group);
     }
 }
@@ -231,39 +248,43 @@ extern "C" uint pkv_simd_lane() { return current->position.index_in_group % SIMD
 
 extern "C" uint pkv_simd_count() { return simdgroups[current->position.index_in_group / SIMD].count; }
 
-// Whoever comes last lets the others go on, and goes on itself.
-static bool arrive_in_simdgroup(Simdgroup& group, uint32_t first) {
-    if (++group.arrived < group.count) {
-        yield();
-        return false;
-    }
-    check_together(first, first + group.count, "simd operation that lanes reach differently");
-    group.arrived = 0;
-    for (uint32_t i = first; i < first + group.count; i++) {
+static void make_others_ready(uint32_t first, uint32_t end) {
+    for (uint32_t i = first; i < end; i++) {
         if (&threads[i] != current) {
             make_ready(i);
         }
     }
     current->state = State::READY;
-    return true;
+}
+
+// Whoever comes last to a simdgroup's meeting does `last` and lets the others go on.
+template <typename Last>
+static void meet_in_simdgroup(const char* operation, Place place, uint32_t flags, Last last) {
+    const uint32_t first = current->position.index_in_group / SIMD * SIMD;
+    Simdgroup& group = simdgroups[first / SIMD];
+    wait_here(operation, place, flags);
+    if (++group.arrived < group.count) {
+        yield();
+        return;
+    }
+    check_together(first, first + group.count, "simd operation that lanes reach differently");
+    group.arrived = 0;
+    last(group);
+    make_others_ready(first, first + group.count);
 }
 
 extern "C" const void* pkv_simd_meet(const char* operation, Place place, const void* value,
                                      uint size, Reduce reduce, void* result) {
-    const uint32_t index = current->position.index_in_group;
-    Simdgroup& group = simdgroups[index / SIMD];
+    Simdgroup& group = simdgroups[current->position.index_in_group / SIMD];
     const uint32_t side = group.round % 2;
     unsigned char* values = group.values[side];
-    memcpy(values + index % SIMD * size, value, size);
-    wait_here(operation, place, 0);
-    // The round is counted up by the last to come, before any lane goes on.
-    if (group.arrived + 1 == group.count) {
-        group.round++;
+    memcpy(values + pkv_simd_lane() * size, value, size);
+    meet_in_simdgroup(operation, place, 0, [&](Simdgroup& all) {
+        all.round++;
         if (reduce) {
-            reduce(values, group.count, group.result[side]);
+            reduce(values, all.count, all.result[side]);
         }
-    }
-    arrive_in_simdgroup(group, index / SIMD * SIMD);
+    });
     if (result) {
         memcpy(result, group.result[side], size);
     }
@@ -279,13 +300,12 @@ extern "C" const void* pkv_simd_value(const void* values, uint lane, uint size,
     return static_cast<const unsigned char*>(values) + lane * size;
 }
 
+constexpr uint32_t MEM_THREADGROUP = 2;
+
 extern "C" void pkv_simdgroup_barrier(uint flags, Place place) {
-    const uint32_t index = current->position.index_in_group;
-    Simdgroup& group = simdgroups[index / SIMD];
-    wait_here("simdgroup_barrier", place, flags);
-    if (arrive_in_simdgroup(group, index / SIMD * SIMD) && (flags & 2u)) {
-        group.memory_epoch++;
-    }
+    meet_in_simdgroup("simdgroup_barrier", place, flags, [&](Simdgroup& group) {
+        group.memory_epoch += (flags & MEM_THREADGROUP) != 0;
+    });
 }
 
 extern "C" void pkv_threadgroup_barrier(uint flags, Place place) {
@@ -296,22 +316,24 @@ extern "C" void pkv_threadgroup_barrier(uint flags, Place place) {
     }
     check_together(0, num_threads, "barrier that threads reach differently");
     arrived_at_barrier = 0;
-    for (uint32_t i = 0; i < num_threads; i++) {
-        if (&threads[i] != current) {
-            make_ready(i);
-        }
+    if (flags & MEM_THREADGROUP) {
+        order_threadgroup_memory();
     }
-    current->state = State::READY;
+    make_others_ready(0, num_threads);
 }
 
-extern "C" void pkv_loop_enter(Place place) {
-    if (current->num_loops == MAX_LOOPS) {
-        report("too many loops", "%s at %s enters the %uth loop inside another", who(current),
-               where(place), MAX_LOOPS + 1);
+static void enter(Step step) {
+    if (current->num_steps == MAX_STEPS) {
+        report("too many loops", "%s at %s is inside more than %u loops and calls", who(current),
+               where(step.place), MAX_STEPS);
     }
-    current->loops[current->num_loops++] = {place, 0};
+    current->steps[current->num_steps++] = step;
 }
 
-extern "C" void pkv_loop_next() { current->loops[current->num_loops - 1].iteration++; }
+extern "C" void pkv_loop_enter(Place place) { enter({place, 0, false}); }
 
-extern "C" void pkv_loop_leave() { current->num_loops--; }
+extern "C" void pkv_call_enter(uint number, Place place) { enter({place, number, true}); }
+
+extern "C" void pkv_loop_next() { current->steps[current->num_steps - 1].count++; }
+
+extern "C" void pkv_leave() { current->num_steps--; }
