@@ -3,6 +3,7 @@
 import pytest
 
 from pagedkv_protocols.conformance import Clause
+from tests.kits import failures, reports
 from tests.numpy_cache import broken
 
 pytest_plugins = ["pytester"]
@@ -54,14 +55,10 @@ SOUND = {
 
 @pytest.mark.parametrize("kit", FAULTS, ids=lambda kit: kit.__name__)
 def test_a_broken_cache_fails_where_it_is_broken(kit, pytester):
-    run = pytester.inline_run(
-        f"{broken.__file__}::{kit.__name__}", "-q", "--tb=short", "-p", "no:cacheprovider"
-    )
-    reports = [r for r in run.getreports("pytest_runtest_logreport") if r.when == "call"]
+    reported = reports(pytester, kit)
     for test, clause in FAULTS[kit].items():
-        told = [r.longreprtext for r in reports if f"::{test}" in r.nodeid and r.failed]
+        told = failures(reported, test)
         assert told, f"{test} passed"
         assert all(f"broken: {clause.value}" in text for text in told), told
     for test in SOUND[kit]:
-        outcomes = {r.outcome for r in reports if f"::{test}" in r.nodeid}
-        assert outcomes == {"passed"}, f"{test}: {outcomes}"
+        assert {report.outcome for report in reported[test]} == {"passed"}, test
