@@ -41,7 +41,7 @@ class PagedPromptCache:
     """
 
     def __init__(self, cache: PagedKVCache, group: CacheGroup | None = None) -> None:
-        self.cache = cache
+        self.cache: PagedKVCache = cache
         self.group = group  # the layers' caches live as long as one of them is in use
 
     @property
@@ -127,10 +127,11 @@ class PagedPromptCache:
         return self.cache.trim(n)
 
     def to_quantized(self, group_size: int = 64, bits: int = 4) -> PagedPromptCache:
-        """The same positions in affine pages of ``bits``, group ``group_size``.
+        """The same positions in affine pages of ``bits``, group ``group_size``, of its own.
 
-        An entry whose pages are already quantized is given back as it is, for mlx-lm asks
-        again after every step. Raises ``IllegalFormat`` where rows do not fit the format.
+        It leaves the group, so that the 16-bit pages go with the last entry that has some. An
+        entry whose pages are already quantized is given back as it is, for mlx-lm asks again
+        after every step. Raises ``IllegalFormat`` where rows do not fit the format.
         """
         if self.cache.quantization is not None or self.cache.turbo is not None:
             return self
@@ -145,10 +146,16 @@ class PagedPromptCache:
         rows = cache.gather()
         if rows is not None and cache.num_rows:
             quantized.append_window(*rows).dispose()
-        return PagedPromptCache(quantized, self.group)
+        return PagedPromptCache(quantized)
 
-    def __deepcopy__(self, memo: object) -> PagedPromptCache:
-        return PagedPromptCache(self.cache.fork())
+    def __deepcopy__(self, memo: dict[Any, Any]) -> PagedPromptCache:
+        """A fork; entries of one group that are copied together are a group again."""
+        fork = PagedPromptCache(self.cache.fork())
+        if self.group is not None:
+            together: list[PagedPromptCache] = memo.setdefault((PagedPromptCache, self.group), [])
+            together.append(fork)
+            regroup(together)
+        return fork
 
     def _meta(self) -> Meta:
         layout = self.cache.pages.layout
@@ -156,6 +163,9 @@ class PagedPromptCache:
         parameters = {
             "format": self.cache.pages.codec.to_dict(),
             "block_size": self.cache.block_size,
+            "window": self.cache.window,
+            "release_behind": self.cache.release_behind,
+            "start": self.cache.start,
             "rows": rows,
         }
         return ("pagedkv", json.dumps(parameters, sort_keys=True))
@@ -165,19 +175,37 @@ def restore(rows: Sequence[mx.array], meta: Sequence[str]) -> PagedKVCache:
     """A cache with pages of its own that hold ``rows`` as they are, described by ``meta``.
 
     Raises ``InvalidArgument`` for a ``meta`` that no entry wrote, ``IllegalFormat`` for a
-    format that is not known.
+    format that is not known, ``Unsupported`` for rows that do not begin at position 0.
     """
     if len(meta) != 2 or meta[0] != "pagedkv":
         raise InvalidArgument(f"a paged entry's state was described by {tuple(meta)!r}")
     parameters = json.loads(meta[1])
+    if parameters["start"]:
+        raise Unsupported(
+            f"positions before {parameters['start']} were given back behind the window; an entry "
+            "is made again from all positions: leave release_behind out"
+        )
     cache = PagedKVCache(
-        pages=LayerPages(codec_from_dict(parameters["format"]), block_size=parameters["block_size"])
+        pages=LayerPages(
+            codec_from_dict(parameters["format"]), block_size=parameters["block_size"]
+        ),
+        window=parameters["window"],
+        release_behind=parameters["release_behind"],
     )
     if parameters["rows"]:
         named = parameters["rows"]
         dtype = next(dtype for dtype in PAGE_DTYPES if str(dtype) == named["dtype"])
         cache.restore_rows(RowLayout(**{**named, "dtype": dtype}), rows)
     return cache
+
+
+def regroup(entries: Sequence[PagedPromptCache]) -> None:
+    """Put ``entries`` into one group, instead of any that only they were in."""
+    for entry in entries:
+        entry.group = None
+    group = CacheGroup([entry.cache for entry in entries])
+    for entry in entries:
+        entry.group = group
 
 
 @attrs.frozen(kw_only=True)
