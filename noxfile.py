@@ -145,11 +145,11 @@ def tests(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("mlx_lm", ["0.31.3", "0.32.2"])
 def parity(session: nox.Session, mlx_lm: str) -> None:
-    """The tests of pagedkv-mlx under both of mlx-lm's cache protocols."""
+    """The tests of pagedkv-mlx, long ones too, under both of mlx-lm's cache protocols."""
     if mlx_lm == "0.32.2" and sys.version_info < (3, 11):
         session.skip("mlx-lm 0.32 needs Python 3.11")
     install_everything(session, f"mlx-lm=={mlx_lm}")
-    session.run("pytest", "tests/mlx", *session.posargs)
+    session.run("pytest", "tests/mlx", "-m", "long or not long", *session.posargs)
 
 
 @nox.session
