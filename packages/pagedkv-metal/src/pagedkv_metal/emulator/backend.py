@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 
+from pagedkv_metal.emulator.address_spaces import pass_options
 from pagedkv_metal.emulator.cache import Cache
 from pagedkv_metal.emulator.compiler import find_compiler
 from pagedkv_metal.emulator.front import KernelText
@@ -42,10 +43,13 @@ class EmulatorBackend:
         return EmulatorLaunch(kernel, workshop)
 
     def options(self) -> Mapping[str, str]:
-        """The compiler and its flags."""
+        """The compiler and its flags, and whether address spaces are checked."""
         compiler = find_compiler()
-        flags = " ".join(compiler.kernel_flags)
-        return {"compiler": compiler.version.splitlines()[0], "flags": flags}
+        return {
+            "compiler": compiler.version.splitlines()[0],
+            "flags": " ".join(compiler.kernel_flags),
+            "address spaces": pass_options(),
+        }
 
 
 if TYPE_CHECKING:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import pathlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
 
 import mlx.core as mx
 
+from pagedkv_metal.emulator.address_spaces import errors, pass_options
 from pagedkv_metal.emulator.cache import Cache
 from pagedkv_metal.emulator.compiler import RUNNER_FLAGS, RUNNER_LINKS, RUNTIME, Compiler
 from pagedkv_metal.emulator.front import KernelText, MetalText, Template, metal_text
@@ -36,10 +39,15 @@ class Workshop(NamedTuple):
     def library(self, kernel: KernelText, text: MetalText) -> str:
         """The path of a kernel, compiled."""
         unit = translation(kernel, text)
-        parts = [self.compiler.version, *self.compiler.kernel_flags, _runtime_text(), unit]
-        return self.cache.file(
-            parts, ".so", lambda path: self.compiler.kernel(unit, kernel.name, path)
-        )
+        told = [self.compiler.version, *self.compiler.kernel_flags, pass_options()]
+
+        def make(path: pathlib.Path) -> None:
+            wrong = errors(kernel, text)
+            if wrong:
+                raise EmulatorFault(f"kernel {kernel.name} is not Metal: {'; '.join(wrong[:3])}")
+            self.compiler.kernel(unit, kernel.name, path)
+
+        return self.cache.file([*told, _runtime_text(), unit], ".so", make)
 
 
 class EmulatorLaunch:
@@ -147,5 +155,6 @@ def _row_major(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
+@functools.cache
 def _runtime_text() -> str:
     return "".join(path.read_text() for path in sorted(RUNTIME.iterdir()))

@@ -18,6 +18,7 @@ from pagedkv_metal.emulator.tokens import Tokens
 _LOOP = "if (pkv::Loop pkv_loop{}; false) {} else "
 _NEXT = " pkv_loop.next();"
 _NEXT_ALONE = " if (pkv_loop.next(), false) {} else "
+_VECTOR = re.compile(r"vec|(?:bool|u?char|u?short|u?int|u?long|half|bfloat|float)[234]")
 _DECLARED = re.compile(
     r"\s* (?P<type> [\w:]+ (?: \s* <[^;=]*> )? ) \s*"
     r"(?P<names> \b\w+ \s* (?: \[[^\]]*\] \s* )* (?: , \s* \w+ \s* (?: \[[^\]]*\] \s* )* )* )",
@@ -160,7 +161,18 @@ def _spaces(tokens: Tokens) -> list[Edit]:
             pointer = _is_pointer(tokens, index)
             word = "PKV_THREADGROUP" if pointer else "PKV_THREADGROUP_STORAGE"
             edits.append(Edit(token.start, token.end, word))
+        elif _VECTOR.fullmatch(token.text):
+            edits += _made(tokens, index)
     return edits
+
+
+def _made(tokens: Tokens, index: int) -> list[Edit]:
+    """``float4(a, b, c, d)``: the compiler's own vectors are made by a function."""
+    opening = _after_template_arguments(tokens, index + 1)
+    if tokens[opening] != "(":
+        return []
+    start, end = tokens.all[index].start, tokens.all[opening].start
+    return [Edit(start, start, "pkv_make<"), Edit(end, end, ">")]
 
 
 def _variable(tokens: Tokens, index: int) -> list[Edit]:

@@ -39,31 +39,45 @@ PKV_PLAIN void reduce(const void* values, uint count, void* result) {
 
 struct Sum {
     template <typename T>
-    PKV_PLAIN static T of(T a, T b) { return T(a + b); }
+    PKV_PLAIN static T of(T a, T b) {
+        return T(a + b);
+    }
 };
 struct Product {
     template <typename T>
-    PKV_PLAIN static T of(T a, T b) { return T(a * b); }
+    PKV_PLAIN static T of(T a, T b) {
+        return T(a * b);
+    }
 };
 struct Largest {
     template <typename T>
-    PKV_PLAIN static T of(T a, T b) { return metal::max(a, b); }
+    PKV_PLAIN static T of(T a, T b) {
+        return metal::max(a, b);
+    }
 };
 struct Smallest {
     template <typename T>
-    PKV_PLAIN static T of(T a, T b) { return metal::min(a, b); }
+    PKV_PLAIN static T of(T a, T b) {
+        return metal::min(a, b);
+    }
 };
 struct Both {
     template <typename T>
-    PKV_PLAIN static T of(T a, T b) { return T(a & b); }
+    PKV_PLAIN static T of(T a, T b) {
+        return T(a & b);
+    }
 };
 struct Either {
     template <typename T>
-    PKV_PLAIN static T of(T a, T b) { return T(a | b); }
+    PKV_PLAIN static T of(T a, T b) {
+        return T(a | b);
+    }
 };
 struct Differ {
     template <typename T>
-    PKV_PLAIN static T of(T a, T b) { return T(a ^ b); }
+    PKV_PLAIN static T of(T a, T b) {
+        return T(a ^ b);
+    }
 };
 
 template <typename Combine, typename T>
@@ -89,7 +103,8 @@ PKV_PLAIN T lanes_before(const char* operation, T value, T start, bool inclusive
     const uint end = pkv_simd_lane() + (inclusive ? 1 : 0);
     for (uint lane = 0; lane < end; lane++) {
         T other;
-        __builtin_memcpy(&other, pkv_simd_value(values, lane, sizeof(T), operation, place), sizeof(T));
+        __builtin_memcpy(&other, pkv_simd_value(values, lane, sizeof(T), operation, place),
+                         sizeof(T));
         result = Combine::of(result, other);
     }
     return result;
@@ -99,10 +114,10 @@ PKV_PLAIN T lanes_before(const char* operation, T value, T start, bool inclusive
 
 namespace metal {
 
-#define PKV_SIMD_REDUCTION(NAME, COMBINE)                                 \
-    template <typename T>                                                 \
-    PKV_PLAIN T NAME(T value, PKV_HERE) {                                 \
-        return pkv::all_lanes<pkv::COMBINE>(#NAME, value, {file, line});  \
+#define PKV_SIMD_REDUCTION(NAME, COMBINE)                                \
+    template <typename T>                                                \
+    PKV_PLAIN T NAME(T value, PKV_HERE) {                                \
+        return pkv::all_lanes<pkv::COMBINE>(#NAME, value, {file, line}); \
     }
 PKV_SIMD_REDUCTION(simd_sum, Sum)
 PKV_SIMD_REDUCTION(simd_product, Product)
@@ -120,10 +135,10 @@ PKV_PLAIN inline bool simd_any(bool value, PKV_HERE) {
     return pkv::all_lanes<pkv::Either>("simd_any", uint(value), {file, line}) != 0;
 }
 
-#define PKV_SIMD_PREFIX(NAME, COMBINE, START, INCLUSIVE)                                          \
-    template <typename T>                                                                         \
-    PKV_PLAIN T NAME(T value, PKV_HERE) {                                                         \
-        return pkv::lanes_before<pkv::COMBINE>(#NAME, value, T(START), INCLUSIVE, {file, line});  \
+#define PKV_SIMD_PREFIX(NAME, COMBINE, START, INCLUSIVE)                                         \
+    template <typename T>                                                                        \
+    PKV_PLAIN T NAME(T value, PKV_HERE) {                                                        \
+        return pkv::lanes_before<pkv::COMBINE>(#NAME, value, T(START), INCLUSIVE, {file, line}); \
     }
 PKV_SIMD_PREFIX(simd_prefix_exclusive_sum, Sum, 0, false)
 PKV_SIMD_PREFIX(simd_prefix_inclusive_sum, Sum, 0, true)
@@ -132,18 +147,20 @@ PKV_SIMD_PREFIX(simd_prefix_inclusive_product, Product, 1, true)
 #undef PKV_SIMD_PREFIX
 
 // `LANE` is the lane whose value this one takes; `n` is the argument.
-#define PKV_SIMD_SHUFFLE(NAME, LANE)                                            \
-    template <typename T>                                                       \
-    PKV_PLAIN T NAME(T value, ushort n, PKV_HERE) {                             \
-        return pkv::from_lane(#NAME, value, uint(LANE), {file, line});          \
+#define PKV_SIMD_SHUFFLE(NAME, LANE)                                   \
+    template <typename T>                                              \
+    PKV_PLAIN T NAME(T value, ushort n, PKV_HERE) {                    \
+        return pkv::from_lane(#NAME, value, uint(LANE), {file, line}); \
     }
 PKV_SIMD_SHUFFLE(simd_broadcast, n)
 PKV_SIMD_SHUFFLE(simd_shuffle, n)
 PKV_SIMD_SHUFFLE(simd_shuffle_xor, pkv_simd_lane() ^ n)
 PKV_SIMD_SHUFFLE(simd_shuffle_rotate_down, (pkv_simd_lane() + n) % pkv_simd_count())
-PKV_SIMD_SHUFFLE(simd_shuffle_rotate_up, (pkv_simd_lane() + pkv_simd_count() - n) % pkv_simd_count())
+PKV_SIMD_SHUFFLE(simd_shuffle_rotate_up,
+                 (pkv_simd_lane() + pkv_simd_count() - n) % pkv_simd_count())
 // Past the end a lane keeps its own value, as the hardware does.
-PKV_SIMD_SHUFFLE(simd_shuffle_down, pkv_simd_lane() + n < pkv_simd_count() ? pkv_simd_lane() + n : pkv_simd_lane())
+PKV_SIMD_SHUFFLE(simd_shuffle_down,
+                 pkv_simd_lane() + n < pkv_simd_count() ? pkv_simd_lane() + n : pkv_simd_lane())
 PKV_SIMD_SHUFFLE(simd_shuffle_up, pkv_simd_lane() >= n ? pkv_simd_lane() - n : pkv_simd_lane())
 #undef PKV_SIMD_SHUFFLE
 

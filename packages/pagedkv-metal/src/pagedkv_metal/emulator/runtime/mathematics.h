@@ -23,18 +23,18 @@
 namespace metal {
 
 // One float to one float; the 16-bit floats go through float, vectors go lane by lane.
-#define PKV_OF_ONE(NAME, VALUE)                                  \
-    inline float NAME(float x) { return VALUE; }                 \
-    template <typename Code>                                     \
-    inline pkv::Short<Code> NAME(pkv::Short<Code> x) {           \
-        return pkv::Short<Code>(NAME(float(x)));                 \
-    }                                                            \
-    template <typename T, int N>                                 \
-    inline vec<T, N> NAME(vec<T, N> x) {                         \
-        for (int i = 0; i < N; i++) {                            \
-            x[i] = NAME(x[i]);                                   \
-        }                                                        \
-        return x;                                                \
+#define PKV_OF_ONE(NAME, VALUE)                        \
+    inline float NAME(float x) { return VALUE; }       \
+    template <typename Code>                           \
+    inline pkv::Short<Code> NAME(pkv::Short<Code> x) { \
+        return pkv::Short<Code>(NAME(float(x)));       \
+    }                                                  \
+    template <typename T, int N>                       \
+    inline vec<T, N> NAME(vec<T, N> x) {               \
+        for (int i = 0; i < N; i++) {                  \
+            x[i] = NAME(x[i]);                         \
+        }                                              \
+        return x;                                      \
     }
 PKV_OF_ONE(exp, __builtin_expf(x))
 PKV_OF_ONE(exp2, __builtin_exp2f(x))
@@ -64,18 +64,18 @@ PKV_OF_ONE(saturate, __builtin_fminf(__builtin_fmaxf(x, 0.0f), 1.0f))
 PKV_OF_ONE(sign, x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x == 0.0f ? x : 0.0f)
 #undef PKV_OF_ONE
 
-#define PKV_OF_TWO(NAME, VALUE)                                             \
-    inline float NAME(float x, float y) { return VALUE; }                   \
-    template <typename Code>                                                \
-    inline pkv::Short<Code> NAME(pkv::Short<Code> x, pkv::Short<Code> y) {  \
-        return pkv::Short<Code>(NAME(float(x), float(y)));                  \
-    }                                                                       \
-    template <typename T, int N>                                            \
-    inline vec<T, N> NAME(vec<T, N> x, vec<T, N> y) {                       \
-        for (int i = 0; i < N; i++) {                                       \
-            x[i] = NAME(x[i], y[i]);                                        \
-        }                                                                   \
-        return x;                                                           \
+#define PKV_OF_TWO(NAME, VALUE)                                            \
+    inline float NAME(float x, float y) { return VALUE; }                  \
+    template <typename Code>                                               \
+    inline pkv::Short<Code> NAME(pkv::Short<Code> x, pkv::Short<Code> y) { \
+        return pkv::Short<Code>(NAME(float(x), float(y)));                 \
+    }                                                                      \
+    template <typename T, int N>                                           \
+    inline vec<T, N> NAME(vec<T, N> x, vec<T, N> y) {                      \
+        for (int i = 0; i < N; i++) {                                      \
+            x[i] = NAME(x[i], y[i]);                                       \
+        }                                                                  \
+        return x;                                                          \
     }
 PKV_OF_TWO(pow, __builtin_powf(x, y))
 PKV_OF_TWO(atan2, __builtin_atan2f(x, y))
@@ -103,7 +103,9 @@ inline T max(T a, T b) {
     }
 }
 template <typename T>
-inline T clamp(T x, T low, T high) { return min(max(x, low), high); }
+inline T clamp(T x, T low, T high) {
+    return min(max(x, low), high);
+}
 
 template <typename T>
 inline T abs(T x) {
@@ -128,9 +130,13 @@ inline vec<T, N> fma(vec<T, N> a, vec<T, N> b, vec<T, N> c) {
 }
 
 template <typename T>
-inline T mix(T x, T y, T a) { return x + (y - x) * a; }
+inline T mix(T x, T y, T a) {
+    return x + (y - x) * a;
+}
 template <typename T>
-inline T select(T otherwise, T chosen, bool condition) { return condition ? chosen : otherwise; }
+inline T select(T otherwise, T chosen, bool condition) {
+    return condition ? chosen : otherwise;
+}
 
 template <typename T, int N>
 inline T dot(vec<T, N> a, vec<T, N> b) {
@@ -177,11 +183,19 @@ struct numeric_limits<uint> {
 };
 
 // One precision serves both names here.
-namespace fast { using namespace metal; }
-namespace precise { using namespace metal; }
+namespace fast {
+using namespace metal;
+}
+namespace precise {
+using namespace metal;
+}
 
 }  // namespace metal
 
 template <typename To, typename From>
-inline To as_type(From from) { return pkv::bits_as<To>(from); }
-namespace metal { using ::as_type; }
+inline To as_type(From from) {
+    return pkv::bits_as<To>(from);
+}
+namespace metal {
+using ::as_type;
+}

@@ -12,9 +12,9 @@ namespace pkv {
 
 Launch* launch;
 
-// Each buffer lies in the middle of 16 GiB of its own, so that a wrong address falls beside it
+// Each buffer lies in the middle of 128 GiB of addresses, so that a wrong address falls beside it
 // and not into another.
-constexpr uint64_t ROOM_BITS = 34;
+constexpr uint64_t ROOM_BITS = 37;
 constexpr uint64_t ROOM = 1ull << ROOM_BITS;
 
 static char* arena;
@@ -72,10 +72,11 @@ static const char* who_has_number(uint32_t number) {
 }
 
 static void report_outside(const Buffer& buffer, int64_t offset, const Access& access) {
-    report("access out of bounds", "%s %s %u bytes at offset %lld of %s %s, which has %llu bytes, at %s",
-           who(current), access.writes ? "writes" : "reads", access.size,
-           static_cast<long long>(offset), kind_of(buffer), buffer.name,
-           static_cast<unsigned long long>(buffer.size), where(access.code));
+    report("access out of bounds",
+           "%s %s %u bytes at offset %lld of %s %s, which has %llu bytes, at %s", who(current),
+           access.writes ? "writes" : "reads", access.size, static_cast<long long>(offset),
+           kind_of(buffer), buffer.name, static_cast<unsigned long long>(buffer.size),
+           where(access.code));
 }
 
 static void check_output(const Buffer& buffer, uint32_t* writer, uint64_t offset,
@@ -121,16 +122,19 @@ static void check_elsewhere(const Access& access) {
     }
     const Thread* owner = owner_of_stack(access.address);
     if (owner) {
-        report("access to another thread's memory", "%s %s %u bytes of the private memory of %s at %s",
-               who(current), access.writes ? "writes" : "reads", access.size, who(owner),
-               where(access.code));
+        report("access to another thread's memory",
+               "%s %s %u bytes of the private memory of %s at %s", who(current),
+               access.writes ? "writes" : "reads", access.size, who(owner), where(access.code));
     }
     report("access to no buffer", "%s %s %u bytes at address %p, which is no buffer's, at %s",
            who(current), access.writes ? "writes" : "reads", access.size, access.address,
            where(access.code));
 }
 
+const void* last_access;
+
 static inline void check(const Access& access) {
+    last_access = access.code;
     const uint64_t at = uint64_t(static_cast<const char*>(access.address) - arena);
     if (at < arena_size) {
         check_buffer(at, access);
@@ -151,8 +155,9 @@ void check_all_written() {
             }
         }
         if (missing) {
-            report("output never written", "%llu of %llu bytes of output %s, the first at offset %llu",
-                   missing, static_cast<unsigned long long>(buffer.size), buffer.name, first);
+            report("output never written",
+                   "%llu of %llu bytes of output %s, the first at offset %llu", missing,
+                   static_cast<unsigned long long>(buffer.size), buffer.name, first);
         }
     }
 }
@@ -163,16 +168,16 @@ using namespace pkv;
 
 extern "C" void* pkv_buffer(uint number) { return arena + number * ROOM + ROOM / 2; }
 
-#define PKV_HOOK(NAME, SIZE, WRITES)                                     \
-    extern "C" void NAME(void* address) {                                \
-        check({address, SIZE, WRITES, __builtin_return_address(0)});     \
+#define PKV_HOOK(NAME, SIZE, WRITES)                                 \
+    extern "C" void NAME(void* address) {                            \
+        check({address, SIZE, WRITES, __builtin_return_address(0)}); \
     }
-#define PKV_HOOKS(SIZE)                                                  \
-    PKV_HOOK(__tsan_read##SIZE, SIZE, false)                             \
-    PKV_HOOK(__tsan_write##SIZE, SIZE, true)                             \
-    PKV_HOOK(__tsan_unaligned_read##SIZE, SIZE, false)                   \
-    PKV_HOOK(__tsan_unaligned_write##SIZE, SIZE, true)                   \
-    PKV_HOOK(__tsan_volatile_read##SIZE, SIZE, false)                    \
+#define PKV_HOOKS(SIZE)                                \
+    PKV_HOOK(__tsan_read##SIZE, SIZE, false)           \
+    PKV_HOOK(__tsan_write##SIZE, SIZE, true)           \
+    PKV_HOOK(__tsan_unaligned_read##SIZE, SIZE, false) \
+    PKV_HOOK(__tsan_unaligned_write##SIZE, SIZE, true) \
+    PKV_HOOK(__tsan_volatile_read##SIZE, SIZE, false)  \
     PKV_HOOK(__tsan_volatile_write##SIZE, SIZE, true)
 PKV_HOOKS(1)
 PKV_HOOKS(2)
@@ -207,9 +212,9 @@ static void* checked_fill(void* to, int value, size_t size, const void* code) {
     }
     return to;
 }
-#define PKV_COPY(NAME)                                                     \
-    extern "C" void* NAME(void* to, const void* from, size_t size) {       \
-        return checked_copy(to, from, size, __builtin_return_address(0));  \
+#define PKV_COPY(NAME)                                                    \
+    extern "C" void* NAME(void* to, const void* from, size_t size) {      \
+        return checked_copy(to, from, size, __builtin_return_address(0)); \
     }
 #define PKV_FILL(NAME)                                                     \
     extern "C" void* NAME(void* to, int value, size_t size) {              \

@@ -20,9 +20,7 @@ inline PKV_PLAIN uint3 threads_per_threadgroup() {
     return three(pkv_position()->threads_per_group);
 }
 inline PKV_PLAIN uint3 dispatch_threads_per_threadgroup() { return threads_per_threadgroup(); }
-inline PKV_PLAIN uint3 threadgroups_per_grid() {
-    return three(pkv_position()->groups_per_grid);
-}
+inline PKV_PLAIN uint3 threadgroups_per_grid() { return three(pkv_position()->groups_per_grid); }
 inline PKV_PLAIN uint3 threads_per_grid() {
     return threads_per_threadgroup() * threadgroups_per_grid();
 }
@@ -40,19 +38,13 @@ inline PKV_PLAIN uint simdgroup_index_in_threadgroup() {
 inline PKV_PLAIN uint simdgroups_per_threadgroup() {
     return (product(pkv_position()->threads_per_group) + 31) / 32;
 }
-inline PKV_PLAIN uint dispatch_simdgroups_per_threadgroup() {
-    return simdgroups_per_threadgroup();
-}
+inline PKV_PLAIN uint dispatch_simdgroups_per_threadgroup() { return simdgroups_per_threadgroup(); }
 inline PKV_PLAIN uint thread_index_in_quadgroup() { return thread_index_in_threadgroup() % 4; }
-inline PKV_PLAIN uint quadgroup_index_in_threadgroup() {
-    return thread_index_in_threadgroup() / 4;
-}
+inline PKV_PLAIN uint quadgroup_index_in_threadgroup() { return thread_index_in_threadgroup() / 4; }
 inline PKV_PLAIN uint quadgroups_per_threadgroup() {
     return (product(pkv_position()->threads_per_group) + 3) / 4;
 }
-inline PKV_PLAIN uint dispatch_quadgroups_per_threadgroup() {
-    return quadgroups_per_threadgroup();
-}
+inline PKV_PLAIN uint dispatch_quadgroups_per_threadgroup() { return quadgroups_per_threadgroup(); }
 inline PKV_PLAIN uint threads_per_simdgroup() { return 32; }
 inline PKV_PLAIN uint thread_execution_width() { return 32; }
 

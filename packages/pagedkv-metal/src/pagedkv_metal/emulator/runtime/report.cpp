@@ -57,8 +57,9 @@ const char* where(const void* code) {
     char* text = next_buffer();
     if (in_image(code)) {
         // One byte back, a return address lies inside the call.
-        snprintf(text, 256, "<@%llx>",
-                 static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(code) - image_base - 1));
+        snprintf(
+            text, 256, "<@%llx>",
+            static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(code) - image_base - 1));
     } else {
         snprintf(text, 256, "an unknown line");
     }

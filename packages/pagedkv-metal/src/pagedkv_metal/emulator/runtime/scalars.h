@@ -127,13 +127,21 @@ struct Short {
     Short operator-() const { return Short(-float(*this)); }
 
     template <typename N>
-    Short& operator+=(N other) { return *this = Short(float(*this) + float(other)); }
+    Short& operator+=(N other) {
+        return *this = Short(float(*this) + float(other));
+    }
     template <typename N>
-    Short& operator-=(N other) { return *this = Short(float(*this) - float(other)); }
+    Short& operator-=(N other) {
+        return *this = Short(float(*this) - float(other));
+    }
     template <typename N>
-    Short& operator*=(N other) { return *this = Short(float(*this) * float(other)); }
+    Short& operator*=(N other) {
+        return *this = Short(float(*this) * float(other));
+    }
     template <typename N>
-    Short& operator/=(N other) { return *this = Short(float(*this) / float(other)); }
+    Short& operator/=(N other) {
+        return *this = Short(float(*this) / float(other));
+    }
 };
 
 template <typename Code>

@@ -30,8 +30,9 @@ static void out_of_time(int, siginfo_t*, void* context) {
         set_timer(0, 200);
         return;
     }
-    report("endless kernel", "%s still ran after %llu seconds, at %s", who(current),
-           static_cast<unsigned long long>(launch->cpu_seconds), where(code));
+    report("endless kernel", "%s still ran after %llu seconds, at %s; its last access was at %s",
+           who(current), static_cast<unsigned long long>(launch->cpu_seconds), where(code),
+           where(last_access));
 }
 
 static void crashed(int number, siginfo_t* info, void* context) {

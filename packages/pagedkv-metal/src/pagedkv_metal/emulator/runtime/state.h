@@ -73,6 +73,7 @@ inline bool in_own_stack(const void* address) {
 
 // memory.cpp
 extern Launch* launch;
+extern const void* last_access;
 void map_buffers(int file);
 void check_all_written();
 

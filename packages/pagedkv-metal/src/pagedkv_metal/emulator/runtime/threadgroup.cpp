@@ -48,8 +48,8 @@ void make_threadgroup_memory() {
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     const int both = PROT_READ | PROT_WRITE;
     memory = static_cast<char*>(mmap(nullptr, ROOM * MAX_VARIABLES, both, flags, -1, 0));
-    bytes = static_cast<Byte*>(
-        mmap(nullptr, ROOM * MAX_VARIABLES * sizeof(Byte), both, flags, -1, 0));
+    bytes =
+        static_cast<Byte*>(mmap(nullptr, ROOM * MAX_VARIABLES * sizeof(Byte), both, flags, -1, 0));
 }
 
 void begin_group() { first_epoch_of_group = ++epoch; }
@@ -96,7 +96,8 @@ static uint32_t unordered_reader(const Byte& byte, uint32_t me) {
 static void read_byte(Byte& byte, const Variable& variable, uint32_t offset, const Access& access) {
     const uint32_t me = current->position.index_in_group, mine = simdgroup_of(me);
     if (byte.write_epoch < first_epoch_of_group) {
-        report("uninitialised threadgroup memory", "%s reads offset %u of %s at %s, which no thread of its threadgroup wrote",
+        report("uninitialised threadgroup memory",
+               "%s reads offset %u of %s at %s, which no thread of its threadgroup wrote",
                who(current), offset, variable.name, where(access.code));
     }
     if (!after_write(byte, me)) {
@@ -118,7 +119,8 @@ static void read_byte(Byte& byte, const Variable& variable, uint32_t offset, con
     byte.read_code = access.code;
 }
 
-static void write_byte(Byte& byte, const Variable& variable, uint32_t offset, const Access& access) {
+static void write_byte(Byte& byte, const Variable& variable, uint32_t offset,
+                       const Access& access) {
     const uint32_t me = current->position.index_in_group;
     if (!after_write(byte, me)) {
         report_race(variable, offset, byte.writer, "wrote", byte.write_code, access);
@@ -141,7 +143,8 @@ bool check_threadgroup(const Access& access) {
     const Variable& variable = variables[at / ROOM];
     const int64_t offset = int64_t(at % ROOM) - int64_t(ROOM / 2);
     if (offset < 0 || uint64_t(offset) + access.size > variable.size) {
-        report("access out of bounds", "%s %s %u bytes at offset %lld of threadgroup memory %s, which has %u bytes, at %s",
+        report("access out of bounds",
+               "%s %s %u bytes at offset %lld of threadgroup memory %s, which has %u bytes, at %s",
                who(current), access.writes ? "writes" : "reads", access.size,
                static_cast<long long>(offset), variable.name, variable.size, where(access.code));
     }
@@ -167,7 +170,9 @@ extern "C" void* pkv_threadgroup_variable(const char* name, size_t size) {
     }
     total += uint32_t(size);
     if (total > LIMIT || num_variables == MAX_VARIABLES) {
-        report("too much threadgroup memory", "with %s of %zu bytes it takes %u bytes in %u variables, and %u bytes in %u variables are offered",
+        report("too much threadgroup memory",
+               "with %s of %zu bytes it takes %u bytes in %u variables, and %u bytes in %u "
+               "variables are offered",
                name, size, total, num_variables + 1, LIMIT, MAX_VARIABLES);
     }
     variables[num_variables] = {name, uint32_t(size)};

@@ -91,9 +91,7 @@ static void start_thread(uint32_t index, uint64_t group) {
     make_ready(index);
 }
 
-static bool one_place(Place a, Place b) {
-    return a.line == b.line && strcmp(a.file, b.file) == 0;
-}
+static bool one_place(Place a, Place b) { return a.line == b.line && strcmp(a.file, b.file) == 0; }
 
 static bool together(const Thread& a, const Thread& b) {
     if (strcmp(a.operation, b.operation) != 0 || !one_place(a.place, b.place) ||
@@ -101,7 +99,8 @@ static bool together(const Thread& a, const Thread& b) {
         return false;
     }
     for (uint32_t i = 0; i < a.num_steps; i++) {
-        if (!one_place(a.steps[i].place, b.steps[i].place) || a.steps[i].count != b.steps[i].count) {
+        if (!one_place(a.steps[i].place, b.steps[i].place) ||
+            a.steps[i].count != b.steps[i].count) {
             return false;
         }
     }
@@ -246,7 +245,9 @@ extern "C" const Position* pkv_position() { return &current->position; }
 
 extern "C" uint pkv_simd_lane() { return current->position.index_in_group % SIMD; }
 
-extern "C" uint pkv_simd_count() { return simdgroups[current->position.index_in_group / SIMD].count; }
+extern "C" uint pkv_simd_count() {
+    return simdgroups[current->position.index_in_group / SIMD].count;
+}
 
 static void make_others_ready(uint32_t first, uint32_t end) {
     for (uint32_t i = first; i < end; i++) {

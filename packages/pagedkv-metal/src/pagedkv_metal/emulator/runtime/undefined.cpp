@@ -62,9 +62,9 @@ using namespace pkv;
 
 #define PKV_CODE __builtin_return_address(0)
 
-#define PKV_OVERFLOW(NAME, SIGN)                                                            \
+#define PKV_OVERFLOW(NAME, SIGN)                                                               \
     extern "C" void __ubsan_handle_##NAME##_overflow(OfType* data, uintptr_t a, uintptr_t b) { \
-        report_overflow(data, SIGN, a, b, PKV_CODE);                                        \
+        report_overflow(data, SIGN, a, b, PKV_CODE);                                           \
     }
 PKV_OVERFLOW(add, "+")
 PKV_OVERFLOW(sub, "-")
@@ -94,9 +94,15 @@ extern "C" void __ubsan_handle_out_of_bounds(OfTwoTypes* data, uintptr_t index) 
 }
 
 extern "C" void __ubsan_handle_type_mismatch_v1(Mismatch* data, uintptr_t address) {
-    report("misaligned access", "%s takes a %s, of alignment %u, at an address that is %u beyond that, at %s",
-           who(current), data->type->name, 1u << data->log_alignment,
-           unsigned(address & ((1ull << data->log_alignment) - 1)),
+    const uintptr_t beyond = address & ((uintptr_t(1) << data->log_alignment) - 1);
+    if (beyond == 0) {
+        report("access to no buffer", "%s takes a %s at address %p, at %s", who(current),
+               data->type->name, reinterpret_cast<void*>(address),
+               where_in_text(data->location, PKV_CODE));
+    }
+    report("misaligned access",
+           "%s takes a %s, of alignment %u, at an address that is %u beyond that, at %s",
+           who(current), data->type->name, 1u << data->log_alignment, unsigned(beyond),
            where_in_text(data->location, PKV_CODE));
 }
 

@@ -11,8 +11,12 @@ struct Lanes;
 template <typename T>
 struct alignas(2 * sizeof(T)) Lanes<T, 2> {
     union {
-        struct { T x, y; };
-        struct { T r, g; };
+        struct {
+            T x, y;
+        };
+        struct {
+            T r, g;
+        };
         T at[2];
     };
 };
@@ -21,8 +25,12 @@ struct alignas(2 * sizeof(T)) Lanes<T, 2> {
 template <typename T>
 struct alignas(4 * sizeof(T)) Lanes<T, 3> {
     union {
-        struct { T x, y, z; };
-        struct { T r, g, b; };
+        struct {
+            T x, y, z;
+        };
+        struct {
+            T r, g, b;
+        };
         T at[3];
     };
 };
@@ -30,8 +38,12 @@ struct alignas(4 * sizeof(T)) Lanes<T, 3> {
 template <typename T>
 struct alignas(4 * sizeof(T)) Lanes<T, 4> {
     union {
-        struct { T x, y, z, w; };
-        struct { T r, g, b, a; };
+        struct {
+            T x, y, z, w;
+        };
+        struct {
+            T r, g, b, a;
+        };
         T at[4];
     };
 };
@@ -44,7 +56,8 @@ template <typename T, int N>
 struct vec : pkv::Lanes<T, N> {
     vec() = default;
 
-    template <typename U, typename = typename pkv::only_if<pkv::is_integer<U> || pkv::is_float<U>>::type>
+    template <typename U,
+              typename = typename pkv::only_if<pkv::is_integer<U> || pkv::is_float<U>>::type>
     vec(U value) {
         for (int i = 0; i < N; i++) {
             this->at[i] = T(value);
@@ -72,7 +85,9 @@ struct vec : pkv::Lanes<T, N> {
 
   private:
     template <typename U>
-    void append(int& count, U value) { this->at[count++] = T(value); }
+    void append(int& count, U value) {
+        this->at[count++] = T(value);
+    }
     template <typename U, int M>
     void append(int& count, vec<U, M> value) {
         for (int i = 0; i < M; i++) {
@@ -81,26 +96,26 @@ struct vec : pkv::Lanes<T, N> {
     }
 };
 
-#define PKV_ELEMENTWISE(OP)                                       \
-    template <typename T, int N>                                  \
-    inline vec<T, N> operator OP(vec<T, N> a, vec<T, N> b) {      \
-        vec<T, N> result;                                         \
-        for (int i = 0; i < N; i++) {                             \
-            result[i] = T(a[i] OP b[i]);                          \
-        }                                                         \
-        return result;                                            \
-    }                                                             \
-    template <typename T, int N, typename U>                      \
-    inline vec<T, N> operator OP(vec<T, N> a, U b) {              \
-        return a OP vec<T, N>(b);                                 \
-    }                                                             \
-    template <typename T, int N, typename U>                      \
-    inline vec<T, N> operator OP(U a, vec<T, N> b) {              \
-        return vec<T, N>(a) OP b;                                 \
-    }                                                             \
-    template <typename T, int N, typename U>                      \
-    inline vec<T, N>& operator OP##=(vec<T, N>& a, U b) {         \
-        return a = a OP vec<T, N>(b);                             \
+#define PKV_ELEMENTWISE(OP)                                  \
+    template <typename T, int N>                             \
+    inline vec<T, N> operator OP(vec<T, N> a, vec<T, N> b) { \
+        vec<T, N> result;                                    \
+        for (int i = 0; i < N; i++) {                        \
+            result[i] = T(a[i] OP b[i]);                     \
+        }                                                    \
+        return result;                                       \
+    }                                                        \
+    template <typename T, int N, typename U>                 \
+    inline vec<T, N> operator OP(vec<T, N> a, U b) {         \
+        return a OP vec<T, N>(b);                            \
+    }                                                        \
+    template <typename T, int N, typename U>                 \
+    inline vec<T, N> operator OP(U a, vec<T, N> b) {         \
+        return vec<T, N>(a) OP b;                            \
+    }                                                        \
+    template <typename T, int N, typename U>                 \
+    inline vec<T, N>& operator OP## = (vec<T, N> & a, U b) { \
+        return a = a OP vec<T, N>(b);                        \
     }
 PKV_ELEMENTWISE(+)
 PKV_ELEMENTWISE(-)
@@ -114,14 +129,14 @@ PKV_ELEMENTWISE(<<)
 PKV_ELEMENTWISE(>>)
 #undef PKV_ELEMENTWISE
 
-#define PKV_COMPARISON(OP)                                        \
-    template <typename T, int N>                                  \
-    inline vec<bool, N> operator OP(vec<T, N> a, vec<T, N> b) {   \
-        vec<bool, N> result;                                      \
-        for (int i = 0; i < N; i++) {                             \
-            result[i] = a[i] OP b[i];                             \
-        }                                                         \
-        return result;                                            \
+#define PKV_COMPARISON(OP)                                      \
+    template <typename T, int N>                                \
+    inline vec<bool, N> operator OP(vec<T, N> a, vec<T, N> b) { \
+        vec<bool, N> result;                                    \
+        for (int i = 0; i < N; i++) {                           \
+            result[i] = a[i] OP b[i];                           \
+        }                                                       \
+        return result;                                          \
     }
 PKV_COMPARISON(==)
 PKV_COMPARISON(!=)
@@ -141,7 +156,7 @@ inline vec<T, N> operator-(vec<T, N> a) {
 
 }  // namespace metal
 
-#define PKV_VECTORS(TYPE, NAME)         \
+#define PKV_VECTORS(TYPE, NAME)          \
     using NAME##2 = metal::vec<TYPE, 2>; \
     using NAME##3 = metal::vec<TYPE, 3>; \
     using NAME##4 = metal::vec<TYPE, 4>
