@@ -35,6 +35,11 @@ def window_size(window: int | None, release_behind: bool) -> int | None:
     return window
 
 
+def own(array: mx.array) -> mx.array:
+    """Another handle on the same numbers: who assigns into ``array`` does not change it."""
+    return array[...]
+
+
 def check_overlay(overlay: mx.array, num_queries: int) -> None:
     """Refuse an overlay that is not bool or integer ``[num_queries]``.
 

@@ -14,16 +14,21 @@ from pagedkv_formats import PagedQuantization
 from pagedkv_mlx.arguments import check_encoder_mask, check_overlay, trim_count, window_size
 from pagedkv_mlx.layout import RowLayout
 from pagedkv_mlx.masks import AttentionMasks
-from pagedkv_mlx.pages import DEFAULT_BLOCK_SIZE, BlockSpan, LayerPages
-from pagedkv_mlx.reads import GatheredRead, HeldRows, JoinedRows, PagedRows
+from pagedkv_mlx.pages import DEFAULT_BLOCK_SIZE, LayerPages
+from pagedkv_mlx.reads import GatheredRead, HeldRows, JoinedRows
 from pagedkv_mlx.routing import has_direct_read
 from pagedkv_mlx.rules import ALL, Causal, Given, Overlaid, Rule
-from pagedkv_pool import BlockPool, BlockTable
+from pagedkv_mlx.sequence import PagedSequence, RoomMaker
+from pagedkv_mlx.slots import PageSlot, bucket_for, default_phase, padded
+from pagedkv_pool import BlockPool
 from pagedkv_protocols import (
     BidirectionalCache,
     BlockReadCache,
     Cache,
     CommittedCache,
+    CompiledDecodeCache,
+    DecodePhase,
+    DecodePlan,
     Disposed,
     DonorCache,
     DonorRows,
@@ -35,9 +40,6 @@ from pagedkv_protocols import (
     ShapeMismatch,
     Unsupported,
 )
-
-if TYPE_CHECKING:
-    from pagedkv_mlx.group import CacheGroup
 
 
 class PagedKVCache:
@@ -95,6 +97,7 @@ class PagedKVCache:
         if direct not in (False, True, "auto"):
             raise InvalidArgument(f"direct is {direct!r}; legal are False, True and 'auto'")
         codec = quantization or turbo
+        owns_pages = pages is None
         if pages is None:
             size = DEFAULT_BLOCK_SIZE if block_size is None else block_size
             pages = LayerPages(codec, block_size=size, capacity=capacity)
@@ -102,36 +105,37 @@ class PagedKVCache:
             raise InvalidArgument(
                 f"shared pages are {pages.signature()}; leave block_size and the format out"
             )
-        self.pages = pages
-        self.masks = AttentionMasks() if masks is None else masks
+        keep = window if release_behind else None
+        self.sequence: PagedSequence = PagedSequence(pages, owns_pages=owns_pages, keep=keep)
+        self.masks: AttentionMasks = AttentionMasks() if masks is None else masks
         self.capacity = capacity
         self.release_behind = release_behind
-        self._asked_direct: bool | Literal["auto"] = direct
-        self._table = BlockTable(pages.pool, pages.block_size)
-        self._span = BlockSpan(self._table)
-        self._offset = 0
-        self._room_end = 0  # positions below it have a block that may be written in place
+        self._direct: bool | Literal["auto"] = direct
         self._rule: Rule = Causal(window)
-        self._layout: RowLayout | None = None
+        self._slot: PageSlot | None = None
         self._disposed = False
-        self._group: weakref.ref[CacheGroup] | None = None
 
     # What it is ---------------------------------------------------------------------------
 
     @property
     def offset(self) -> int:
         """How many positions the sequence has, those before ``start`` included."""
-        return self._offset
+        return self.sequence.offset
 
     @property
     def start(self) -> int:
         """The first position still held, a multiple of ``block_size``."""
-        return self._table.start
+        return self.sequence.table.start
 
     @property
     def window(self) -> int | None:
         """How many positions a causal query sees, itself included; ``None`` is all."""
         return self._window
+
+    @property
+    def pages(self) -> LayerPages:
+        """Where the rows lie; shared with forks and other caches of the layer."""
+        return self.sequence.pages
 
     @property
     def pool(self) -> BlockPool:
@@ -146,7 +150,7 @@ class PagedKVCache:
     @property
     def block_table(self) -> tuple[int, ...]:
         """The slots of the blocks in logical order, from ``start`` on."""
-        return self._table.blocks
+        return self.sequence.table.blocks
 
     @property
     def quantization(self) -> PagedQuantization | None:
@@ -161,7 +165,7 @@ class PagedKVCache:
     @property
     def direct(self) -> bool | Literal["auto"]:
         """Whether decode reads follow the block table; ``"auto"`` until the first append."""
-        return self._asked_direct
+        return self._direct
 
     def signature(self) -> str:
         """The storage kind and its parameters, such as ``paged/256/dense``."""
@@ -175,12 +179,12 @@ class PagedKVCache:
     def nbytes(self) -> int:
         """Bytes of the blocks that only this cache holds, and its part of those it shares."""
         block = self.pages.bytes_per_block
-        return int(sum(block / self.pool.ref_cnt(slot) for slot in self._table.blocks))
+        return int(sum(block / self.pool.ref_cnt(slot) for slot in self.block_table))
 
     @property
     def num_rows(self) -> int:
         """How many positions are stored: ``offset - start``."""
-        return self._offset - self._table.start
+        return self.sequence.num_rows
 
     # Appends ------------------------------------------------------------------------------
 
@@ -199,7 +203,7 @@ class PagedKVCache:
                 f"keys have shape {keys.shape}; append_decode takes one position, "
                 "append_window any number"
             )
-        return self._read(self._append(keys, values), self._rule)
+        return self._append_read(keys, values, self._rule)
 
     def append_window(self, keys: mx.array, values: mx.array, /) -> GatheredRead:
         """Append L >= 1 positions, causal within the window (bottom-right aligned).
@@ -208,14 +212,14 @@ class PagedKVCache:
         of proposals to verify. To append without attending, dispose the read: it gathers
         nothing until it is attended. Raises as ``append_decode`` does.
         """
-        return self._read(self._append(keys, values), self._rule)
+        return self._append_read(keys, values, self._rule)
 
     def append_committed(self, keys: mx.array, values: mx.array, /) -> GatheredRead:
         """Append L positions decided elsewhere; the window read over the same positions.
 
         Raises as ``append_window`` does.
         """
-        return self._read(self._append(keys, values), self._rule)
+        return self._append_read(keys, values, self._rule)
 
     def append_bidirectional(
         self, keys: mx.array, values: mx.array, bidirectional: mx.array, /
@@ -232,8 +236,7 @@ class PagedKVCache:
         self._check_first("append_bidirectional")
         if keys.ndim == 4:
             check_overlay(bidirectional, keys.shape[2])
-        length = self._append(keys, values)
-        return self._read(length, Overlaid(bidirectional, self._window))
+        return self._append_read(keys, values, Overlaid(bidirectional, self._window))
 
     def append_encoder(
         self, keys: mx.array, values: mx.array, mask: mx.array | None, /
@@ -246,8 +249,7 @@ class PagedKVCache:
         self._check_first("append_encoder")
         if mask is not None and keys.ndim == 4:
             check_encoder_mask(mask, keys.shape[2])
-        length = self._append(keys, values)
-        return self._read(length, ALL if mask is None else Given(mask))
+        return self._append_read(keys, values, ALL if mask is None else Given(mask))
 
     def append_rows(self, keys: mx.array, values: mx.array, /) -> tuple[mx.array, mx.array]:
         """Append L positions and give all stored rows, keys ``[1, Hkv, S, Dk]`` and values.
@@ -256,8 +258,7 @@ class PagedKVCache:
         now and hold the planes until they are evaluated. Raises as ``append_window`` does.
         """
         self._append(keys, values)
-        span = self._span
-        return self.pages.gather(span, self._offset - span.start)
+        return self.sequence.gather()
 
     def read_block(self, keys: mx.array, values: mx.array, /) -> GatheredRead:
         """Each query sees all stored positions, then all L of the block, with no mask.
@@ -266,16 +267,17 @@ class PagedKVCache:
         only cast to the pages' dtype. Raises as ``append_window`` does.
         """
         self._check_alive()
-        layout = self._layout
+        layout = self.sequence.layout
         if layout is None:
             layout = RowLayout.of(keys, values)
-            self._check_adoptable(layout)
+            self.sequence.check_adoptable(layout)
+            layout = self.pages.layout or layout
         length = layout.count(keys, values)
         rows: HeldRows | JoinedRows
         if self.num_rows:
-            rows = JoinedRows(self._stored(), layout.cast(keys), layout.cast(values))
+            rows = JoinedRows(self.sequence.pinned(), layout.cast(keys), layout.cast(values))
         else:
-            rows = HeldRows(keys, values)
+            rows = HeldRows(layout.cast(keys), layout.cast(values))
         return GatheredRead(rows, layout, length, ALL, self.masks)
 
     def capture_donor_rows(self) -> DonorRows[mx.array]:
@@ -286,7 +288,7 @@ class PagedKVCache:
         exported = self.export()
         if exported is None:
             raise Unsupported("a cache without a first append has no rows to capture")
-        return DonorRows(*exported, offset=self._offset, start=self.start, end=self._offset)
+        return DonorRows(*exported, offset=self.offset, start=self.start, end=self.offset)
 
     # What is stored -----------------------------------------------------------------------
 
@@ -296,7 +298,7 @@ class PagedKVCache:
         Slices of the pages where the blocks are one run. Raises ``Disposed``.
         """
         self._check_alive()
-        layout = self._layout
+        layout = self.sequence.layout
         if layout is None:
             return None
         if not self.num_rows:
@@ -305,7 +307,7 @@ class PagedKVCache:
                 mx.zeros((*shape, layout.key_dim), layout.dtype),
                 mx.zeros((*shape, layout.value_dim), layout.dtype),
             )
-        return self.pages.gather(self._span, self.num_rows)
+        return self.sequence.gather()
 
     def page_rows(self) -> tuple[mx.array, ...]:
         """The stored rows as the pages hold them, one ``[1, Hkv, S, width]`` a plane.
@@ -313,9 +315,9 @@ class PagedKVCache:
         ``()`` before the first append. Raises ``Disposed``.
         """
         self._check_alive()
-        if self._layout is None:
+        if self.sequence.layout is None:
             return ()
-        return tuple(self.pages.rows(self._span, self.num_rows))
+        return tuple(self.pages.rows(self.sequence.span, self.num_rows))
 
     def restore_rows(self, layout: RowLayout, rows: Sequence[mx.array]) -> None:
         """Take rows that ``page_rows`` of a cache of this format gave, as they are.
@@ -324,13 +326,9 @@ class PagedKVCache:
         planes, ``Unsupported`` unless the cache is fresh, ``Disposed``.
         """
         self._check_first("restore_rows")
-        length = self.pages.check_page_rows(layout, rows)
-        self._check_adoptable(layout)
-        self._take_layout(layout, length)
-        if length:
-            self._find_room(length)
-            self.pages.store(self._rows(0, length), rows)
-            self._offset = length
+        self._check_direct()
+        self.sequence.restore(layout, rows)
+        self._direct = False
 
     def export(self) -> tuple[mx.array, mx.array] | None:
         """Live rows only, owned and contiguous, never a trimmed row; ``None`` before any.
@@ -359,7 +357,7 @@ class PagedKVCache:
             return None if n == 1 else "causal"
         if window is None and n == 1:
             return None
-        num_keys = self._offset + n - self._start_after_release()
+        num_keys = self.offset + n - self.sequence.start_after_release()
         return self.masks.lease(n, num_keys, window=window).array
 
     # Going back, splitting, ending --------------------------------------------------------
@@ -367,13 +365,14 @@ class PagedKVCache:
     def is_trimmable(self, n: SupportsIndex = 0, /) -> bool:
         """Whether the last ``n`` positions could be dropped (all of them, if fewer).
 
-        Raises ``InvalidType`` and ``InvalidArgument`` as ``trim`` does.
+        Raises ``InvalidType`` and ``InvalidArgument`` as ``trim`` does, ``Disposed``.
         """
-        target = self._offset - min(trim_count(n), self._offset)
-        if self._table.start == 0:
+        self._check_alive()
+        target = self.offset - min(trim_count(n), self.offset)
+        if self.start == 0:
             return True
         # The next query at ``target`` must still find its whole window.
-        return max(0, target - (self._window or 1) + 1) >= self._table.start
+        return max(0, target - (self._window or 1) + 1) >= self.start
 
     def trim(self, n: SupportsIndex, /) -> int:
         """Drop the last ``n`` positions, or all if fewer, and say how many were dropped.
@@ -383,16 +382,13 @@ class PagedKVCache:
         of what remains was given back, ``Disposed``.
         """
         self._check_alive()
-        count = min(trim_count(n), self._offset)
+        count = min(trim_count(n), self.offset)
         if not self.is_trimmable(count):
             raise NotTrimmable(
-                f"wanted to trim {count} of {self._offset} positions; those before "
+                f"wanted to trim {count} of {self.offset} positions; those before "
                 f"{self.start} were given back behind the window of {self._window}"
             )
-        self._offset -= count
-        self._table.trim(self._offset)
-        self._room_end = self._offset
-        self._follow_table()
+        self.sequence.trim_to(self.offset - count)
         return count
 
     def fork(self) -> Self:
@@ -402,12 +398,9 @@ class PagedKVCache:
         ``Disposed``.
         """
         self._check_alive()
-        self._room_end = self._offset  # the tail has two holders now
         other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other._table = self._table.fork(self._offset)
-        other._group = None
-        other._follow_table()
+        other.sequence = self.sequence.fork()
         return other
 
     def __deepcopy__(self, memo: object) -> Self:
@@ -417,7 +410,7 @@ class PagedKVCache:
         """Give every block back; every later call but this one raises ``Disposed``."""
         if not self._disposed:
             self._disposed = True
-            self._table.close()
+            self.sequence.close()
 
     def __enter__(self) -> Self:
         self._check_alive()
@@ -432,137 +425,136 @@ class PagedKVCache:
     ) -> None:
         self.dispose()
 
-    # Room, for groups ---------------------------------------------------------------------
+    # Compiled decode ----------------------------------------------------------------------
 
-    def blocks_needed(self, n: int) -> tuple[int, int | None]:
-        """What room for ``n`` more positions takes: new blocks, and a shared tail to copy."""
-        tail = None
-        if n and self._offset < self._table.capacity and not self._table.is_writable(self._offset):
-            tail = self._table.slot(self._offset // self.block_size)
-        return self._table.missing(self._offset + n), tail
+    def decode_phase(self) -> DecodePhase:
+        """How a recorded step would take the stored positions in. Changes nothing.
 
-    def make_room(self, n: int) -> None:
-        """Take the blocks that ``n`` more positions need, a shared tail's copy among them.
+        On a CPU in the pages themselves where they are this cache's own and one run.
+        """
+        phase = default_phase()
+        if self._window is not None and phase is DecodePhase.CONCAT:
+            return DecodePhase.BUCKET  # a window needs a mask
+        resides = self.sequence.owns_pages and self.sequence.table.is_run
+        return DecodePhase.RESIDENT if phase is DecodePhase.BUCKET and resides else phase
 
-        Room counts as used until it is written or trimmed; asking twice takes nothing twice.
-        Raises ``PoolExhausted``, ``Disposed``.
+    def prepare_decode_step(self, phase: DecodePhase | None = None, /) -> DecodePlan:
+        """Make room for one position and say what the recorded step will do.
+
+        Raises ``Unsupported`` before the first append, for direct reads, for positions given
+        back behind a window, for page means, and where ``phase`` asks for what the pages do
+        not allow; ``PoolExhausted``, ``Disposed``.
         """
         self._check_alive()
-        missing, tail = self.blocks_needed(n)
-        wanted = missing + (tail is not None)
-        if wanted > self.pool.num_free:
-            self.pages.grow_by(wanted - self.pool.num_free)
-            self.pool.check_free(wanted)
-        if tail is not None:
-            self._own_tail()
-        self._table.reserve(self._offset + n)
-        self._follow_table()
-        self._room_end = self._table.capacity
+        self._check_compilable(phase)
+        self.make_room(1)
+        chosen = self.decode_phase() if phase is None else phase
+        if chosen is DecodePhase.RESIDENT and not self.sequence.table.is_run:
+            raise Unsupported("a resident step needs pages that are one run; use BUCKET")
+        if chosen is DecodePhase.CONCAT:
+            return DecodePlan(chosen, self.offset, 0)
+        bucket = bucket_for(self.offset + 1, self.block_size)
+        if chosen is DecodePhase.RESIDENT:
+            rows = self.sequence
+            bucket = self.pages.reside(rows.span, rows.offset, rows.stale_end, bucket)
+            rows.stale_end = 0
+        return DecodePlan(chosen, self.offset, bucket)
 
-    def join(self, group: weakref.ref[CacheGroup]) -> None:
+    def decode_slot(self, plan: DecodePlan, /) -> PageSlot:
+        """What a recording must agree on to serve ``plan``: equal plans get equal slots."""
+        row = (self.sequence.span.row or 0) if plan.phase is DecodePhase.RESIDENT else 0
+        slot = self._slot
+        if slot is None or (slot.phase, slot.bucket, slot.row) != (plan.phase, plan.bucket, row):
+            layout = self.sequence.layout
+            assert layout is not None
+            codec = self.pages.codec
+            slot = PageSlot(plan.phase, codec, layout, plan.bucket, row, self._window)
+            self._slot = slot
+        return slot
+
+    def decode_inputs(self, plan: DecodePlan, /) -> tuple[mx.array, ...]:
+        """The planes in the ``RESIDENT`` phase, else keys and values, padded to the bucket."""
+        if plan.phase is DecodePhase.RESIDENT:
+            return self.pages.planes
+        rows = self.gather()
+        assert rows is not None
+        if not plan.bucket:
+            return rows
+        return padded(rows[0], plan.bucket), padded(rows[1], plan.bucket)
+
+    def commit_decode_step(
+        self, plan: DecodePlan, outputs: Sequence[mx.array], /
+    ) -> tuple[mx.array, ...]:
+        """Append the row that the step computed; gives the planes, to be evaluated with it."""
+        if plan.phase is DecodePhase.RESIDENT:
+            self.pages.planes = tuple(outputs)
+        else:
+            self.pages.store(self.sequence.flat_rows(self.offset, self.offset + 1), outputs)
+        self.sequence.offset += 1
+        return self.pages.planes
+
+    def _check_compilable(self, phase: DecodePhase | None) -> None:
+        if self.sequence.layout is None:
+            raise Unsupported("the first append fixes the dims; make it before a recorded step")
+        if self.direct is True:
+            raise Unsupported("direct reads follow the length in partitions: none is recorded")
+        if self.release_behind:
+            raise Unsupported("positions are given back behind the window: no step is recorded")
+        if any(spec.per_block for spec in self.pages.specs):
+            raise Unsupported("page means belong to a block's first write: no step is recorded")
+        if phase is DecodePhase.CONCAT and self._window is not None:
+            raise Unsupported("a window needs a mask, which CONCAT has not; use BUCKET")
+
+    # Groups -------------------------------------------------------------------------------
+
+    def make_room(self, n: int) -> None:
+        """Take the blocks that ``n`` more positions need; see ``CacheGroup.step``.
+
+        Raises ``PoolExhausted`` with nothing changed, ``Disposed``.
+        """
+        self._check_alive()
+        self.sequence.make_room(n)
+
+    def join(self, group: weakref.ref[RoomMaker]) -> None:
         """Belong to a group: an append without room makes room in all of it.
 
         Raises ``InvalidArgument`` for a cache of another live group.
         """
-        if self._group is not None and self._group() is not None:
+        if self.sequence.group is not None and self.sequence.group() is not None:
             raise InvalidArgument("a cache belongs to one group; fork it for another")
-        self._group = group
+        self.sequence.group = group
 
-    # The parts of an append ---------------------------------------------------------------
+    # Checks and parts ---------------------------------------------------------------------
 
     def _append(self, keys: mx.array, values: mx.array) -> int:
-        """Write rows behind the last and move the offset; gives how many."""
-        if self._disposed:
+        first = self.sequence.layout is None
+        if first or self._disposed:
             self._check_alive()
-        layout = self._layout
-        if layout is None:
-            layout = self._adopt(keys, values)
-        length = layout.count(keys, values)
-        if keys.dtype != layout.dtype or values.dtype != layout.dtype:
-            keys, values = layout.cast(keys), layout.cast(values)
-        begin = self._offset
-        end = begin + length
-        if self.release_behind:
-            self._release_behind(length)
-        if end > self._room_end:
-            self._find_room(length)
-        span = self._span
-        row = self._rows(begin, end) if span.row is None else span.row + begin - span.start
-        self.pages.write(row, keys, values)
-        self._offset = end
+            RowLayout.of(keys, values)
+            self._check_direct()
+        length = self.sequence.append(keys, values)
+        if first:
+            self._direct = False
         return length
 
-    def _rows(self, begin: int, end: int) -> int | list[int]:
-        """The flat rows of a span, by its first where they are one run."""
-        row = self._table.run(begin, end)
-        return self._table.rows(begin, end) if row is None else row
+    def _append_read(self, keys: mx.array, values: mx.array, rule: Rule) -> GatheredRead:
+        length = self._append(keys, values)
+        layout = self.sequence.layout
+        assert layout is not None
+        return GatheredRead(self.sequence.pinned(), layout, length, rule, self.masks)
 
-    def _release_behind(self, length: int) -> None:
-        """Give back what no later query sees, unless the append will be refused all the same."""
-        table, start = self._table, self._start_after_release()
-        if start > table.start:
-            missing, tail = self.blocks_needed(length)
-            wanted = missing + (tail is not None)
-            if wanted > self.pool.num_free + table.freed_before(start):
-                self.pages.grow_by(wanted)
-                self.pool.check_free(wanted)
-            table.release_before(start)
-            self._follow_table()
-
-    def _find_room(self, length: int) -> None:
-        group = self._group() if self._group is not None else None
-        if group is None:
-            self.make_room(length)
-        else:
-            group.make_room(length)
-
-    def _own_tail(self) -> None:
-        index = self._offset // self.block_size
-        old, new = self._table.replace(index)
-        self.pages.copy_block(old, new)
-
-    def _start_after_release(self) -> int:
-        """Where the stored positions begin once the next append gave back what lies behind."""
-        start = self._table.start
-        if not self.release_behind or self._window is None:
-            return start
-        behind = max(0, self._offset - self._window + 1)
-        return max(start, behind // self.block_size * self.block_size)
-
-    def _adopt(self, keys: mx.array, values: mx.array) -> RowLayout:
-        layout = RowLayout.of(keys, values)
-        self._check_adoptable(layout)
-        self._take_layout(layout, keys.shape[2])
-        return layout
-
-    def _take_layout(self, layout: RowLayout, length: int) -> None:
-        if self._asked_direct is True and has_direct_read(self.pages.codec):
+    def _check_direct(self) -> None:
+        if self._direct is True and has_direct_read(self.pages.codec):
             raise Unsupported(
                 f"direct=True was asked; {self.signature()} has no direct read on this machine: "
                 "use direct=False or 'auto'"
             )
-        if self.pages.layout is None:
-            self.pages.adopt(layout, length)
-        self._asked_direct = False
-        self._layout = layout
-
-    def _check_adoptable(self, layout: RowLayout) -> None:
-        pages = self.pages.layout
-        if pages is None:
-            self.pages.codec.planes(layout.key_dim, layout.value_dim, layout.dtype)
-        elif not pages.holds(layout):
-            raise ShapeMismatch(
-                f"rows have {layout.num_kv_heads} heads and dims {layout.key_dim}/"
-                f"{layout.value_dim}; the shared pages have {pages.num_kv_heads} and "
-                f"{pages.key_dim}/{pages.value_dim}"
-            )
 
     def _check_first(self, name: str) -> None:
         self._check_alive()
-        if self._offset:
+        if self.offset:
             raise Unsupported(
-                f"{name} takes the first window of a sequence; this one has {self._offset} "
-                "positions"
+                f"{name} takes the first window of a sequence; this one has {self.offset} positions"
             )
 
     def _check_alive(self) -> None:
@@ -571,21 +563,6 @@ class PagedKVCache:
 
     def _refuse_disposed(self) -> NoReturn:
         raise Disposed("this cache was disposed; make another")
-
-    # The parts of a read ------------------------------------------------------------------
-
-    def _read(self, length: int, rule: Rule) -> GatheredRead:
-        layout = self._layout
-        assert layout is not None
-        return GatheredRead(self._stored(), layout, length, rule, self.masks)
-
-    def _stored(self) -> PagedRows:
-        span, end = self._span, self._offset
-        return PagedRows(self.pages, span, end - span.start, self._table.pin(end))
-
-    def _follow_table(self) -> None:
-        """See the table as it is, after it changed other than by growing in place."""
-        self._span = BlockSpan(self._table)
 
 
 if TYPE_CHECKING:
@@ -596,3 +573,4 @@ if TYPE_CHECKING:
     _block: BlockReadCache[mx.array] = cast("PagedKVCache", None)
     _donor: DonorCache[mx.array] = cast("PagedKVCache", None)
     _fork: ForkableCache[mx.array] = cast("PagedKVCache", None)
+    _compiled: CompiledDecodeCache[mx.array] = cast("PagedKVCache", None)

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, SupportsIndex, cast
 
 import mlx.core as mx
 from typing_extensions import Self
 
+from pagedkv_formats import DensePages
 from pagedkv_mlx.arguments import check_encoder_mask, check_overlay, trim_count, window_size
 from pagedkv_mlx.layout import RowLayout
 from pagedkv_mlx.masks import AttentionMasks
 from pagedkv_mlx.pages import DEFAULT_BLOCK_SIZE, start_index
 from pagedkv_mlx.reads import GatheredRead, HeldRows, JoinedRows
 from pagedkv_mlx.rules import ALL, Causal, Given, Overlaid, Rule
+from pagedkv_mlx.slots import PageSlot, bucket_for, default_phase, padded
 from pagedkv_protocols import (
     BidirectionalCache,
     BlockReadCache,
     Cache,
     CommittedCache,
+    CompiledDecodeCache,
+    DecodePhase,
+    DecodePlan,
     Disposed,
     DonorCache,
     DonorRows,
@@ -57,7 +63,7 @@ class ContiguousKVCache:
         if block_size < 1:
             raise InvalidArgument(f"block_size is {block_size}; at least 1 is legal")
         self.block_size = block_size
-        self.masks = AttentionMasks() if masks is None else masks
+        self.masks: AttentionMasks = AttentionMasks() if masks is None else masks
         self.release_behind = release_behind
         self._window = window_size(window, release_behind)
         self._rule: Rule = Causal(window)
@@ -65,6 +71,7 @@ class ContiguousKVCache:
         self._buffers: tuple[mx.array, ...] = ()
         self._offset = 0
         self._start = 0
+        self._stale_end = 0  # positions below it may hold trimmed rows
         self._disposed = False
 
     @property
@@ -128,7 +135,7 @@ class ContiguousKVCache:
         self._check_alive()
         layout = self._layout or RowLayout.of(keys, values)
         length = layout.count(keys, values)
-        rows: HeldRows | JoinedRows = HeldRows(keys, values)
+        rows: HeldRows | JoinedRows = HeldRows(layout.cast(keys), layout.cast(values))
         if self._offset > self._start:
             rows = JoinedRows(HeldRows(*self._rows()), layout.cast(keys), layout.cast(values))
         return GatheredRead(rows, layout, length, ALL, self.masks)
@@ -166,6 +173,7 @@ class ContiguousKVCache:
 
     def is_trimmable(self, n: SupportsIndex = 0, /) -> bool:
         """As ``PagedKVCache.is_trimmable``."""
+        self._check_alive()
         target = self._offset - min(trim_count(n), self._offset)
         return not self._start or max(0, target - (self._window or 1) + 1) >= self._start
 
@@ -178,6 +186,7 @@ class ContiguousKVCache:
                 f"wanted to trim {count} of {self._offset} positions; those before "
                 f"{self._start} were given back behind the window of {self._window}"
             )
+        self._stale_end = max(self._stale_end, self._offset)
         self._offset -= count
         return count
 
@@ -190,6 +199,62 @@ class ContiguousKVCache:
 
     def __deepcopy__(self, memo: object) -> Self:
         return self.fork()
+
+    def decode_phase(self) -> DecodePhase:
+        """As ``PagedKVCache.decode_phase``."""
+        phase = default_phase()
+        bucket = phase is DecodePhase.BUCKET or self._window is not None
+        return DecodePhase.RESIDENT if bucket else phase
+
+    def prepare_decode_step(self, phase: DecodePhase | None = None, /) -> DecodePlan:
+        """As ``PagedKVCache.prepare_decode_step``."""
+        self._check_alive()
+        if self._layout is None or self.release_behind:
+            raise Unsupported("a recorded step needs a first append, and release_behind=False")
+        chosen = self.decode_phase() if phase is None else phase
+        if chosen is DecodePhase.CONCAT:
+            if self._window is not None:
+                raise Unsupported("a window needs a mask, which CONCAT has not; use BUCKET")
+            return DecodePlan(chosen, self._offset, 0)
+        bucket = bucket_for(self._offset + 1, DEFAULT_BLOCK_SIZE)
+        if chosen is DecodePhase.RESIDENT:
+            self._grow(self._layout, bucket)
+            self._clear_stale(self._layout)
+        return DecodePlan(chosen, self._offset, bucket)
+
+    def decode_slot(self, plan: DecodePlan, /) -> PageSlot:
+        """As ``PagedKVCache.decode_slot``."""
+        assert self._layout is not None
+        return PageSlot(plan.phase, DensePages(), self._layout, plan.bucket, 0, self._window)
+
+    def decode_inputs(self, plan: DecodePlan, /) -> tuple[mx.array, ...]:
+        """As ``PagedKVCache.decode_inputs``."""
+        if plan.phase is DecodePhase.RESIDENT:
+            return self._planes()
+        keys, values = self._rows()
+        if not plan.bucket:
+            return keys, values
+        return padded(keys, plan.bucket), padded(values, plan.bucket)
+
+    def commit_decode_step(
+        self, plan: DecodePlan, outputs: Sequence[mx.array], /
+    ) -> tuple[mx.array, ...]:
+        """As ``PagedKVCache.commit_decode_step``."""
+        assert self._layout is not None
+        if plan.phase is DecodePhase.RESIDENT:
+            self._buffers = (*outputs, *self._buffers[len(outputs) :])
+        else:
+            self._grow(self._layout, self._offset + 1)
+            start = start_index(self._offset)
+            self._buffers = (
+                *(
+                    mx.slice_update(buffer, rows, start, (2,))
+                    for buffer, rows in zip(self._buffers, outputs, strict=False)
+                ),
+                *self._buffers[len(outputs) :],
+            )
+        self._offset += 1
+        return self._buffers
 
     def dispose(self) -> None:
         """Let go of the buffer; every later call but this one raises ``Disposed``."""
@@ -237,6 +302,26 @@ class ContiguousKVCache:
             joined = tuple(mx.concatenate([old, new], axis=2) for old, new in pairs)
             self._buffers = joined or zeros
 
+    def _planes(self) -> tuple[mx.array, ...]:
+        assert self._layout is not None
+        return self._buffers if self._layout.value_dim else self._buffers[:1]
+
+    def _clear_stale(self, layout: RowLayout) -> None:
+        """Clear trimmed rows: a weight of zero does not hide a NaN."""
+        count = self._stale_end - self._offset
+        if count > 0:
+            shape = (1, layout.num_kv_heads, count)
+            self._buffers = tuple(
+                mx.slice_update(
+                    buffer,
+                    mx.zeros((*shape, buffer.shape[3]), layout.dtype),
+                    start_index(self._offset),
+                    (2,),
+                )
+                for buffer in self._buffers
+            )
+        self._stale_end = 0
+
     def _start_after_release(self) -> int:
         if not self.release_behind or self._window is None:
             return self._start
@@ -276,3 +361,4 @@ if TYPE_CHECKING:
     _block: BlockReadCache[mx.array] = cast("ContiguousKVCache", None)
     _donor: DonorCache[mx.array] = cast("ContiguousKVCache", None)
     _fork: ForkableCache[mx.array] = cast("ContiguousKVCache", None)
+    _compiled: CompiledDecodeCache[mx.array] = cast("ContiguousKVCache", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import SupportsIndex
 
 from typing_extensions import Self
@@ -13,7 +13,8 @@ from typing_extensions import Self
 from pagedkv_mlx.arguments import trim_count
 from pagedkv_mlx.cache import PagedKVCache
 from pagedkv_mlx.pages import LayerPages
-from pagedkv_protocols import InvalidArgument, NotTrimmable
+from pagedkv_mlx.sequence import PagedSequence
+from pagedkv_protocols import Disposed, InvalidArgument, NotTrimmable
 
 
 class CacheGroup:
@@ -55,27 +56,40 @@ class CacheGroup:
         """
         if n < 1:
             raise InvalidArgument(f"a step of {n} positions was wanted; at least 1 is legal")
-        offsets = [cache.offset for cache in self._distinct]
+        begins = [(cache, cache.offset, cache.sequence.step_begin) for cache in self._distinct]
         self.make_room(n)
+        for cache, begin, outer in begins:
+            cache.sequence.step_begin = begin if outer is None else outer
         try:
             yield
         except BaseException:
-            for cache, offset in zip(self._distinct, offsets, strict=True):
-                cache.trim(cache.offset - offset)
+            for cache, begin, _ in begins:
+                with suppress(Disposed):
+                    cache.trim(max(0, cache.offset - begin))
             raise
+        finally:
+            for cache, _, outer in begins:
+                cache.sequence.step_begin = outer
 
-    def make_room(self, n: int) -> None:
+    def make_room(self, n: int, begin: int | None = None) -> None:
         """Take the blocks that ``n`` more positions need in every cache, copies included.
 
-        Asking twice takes nothing twice. Raises ``PoolExhausted`` with nothing changed.
+        ``begin``: where the append is that asks for it; a cache that is ahead of that, as it
+        has had its append, needs so much less. Asking twice takes nothing twice. Raises
+        ``PoolExhausted`` with nothing changed.
         """
-        for pages, wanted in self._wanted(n).items():
+        self.is_trimmable()  # where a cache was disposed, it says so before anything changed
+        needs = [(c.sequence, n if begin is None else begin + n - c.offset) for c in self._distinct]
+        needs = [(sequence, min(need, n)) for sequence, need in needs if need > 0]
+        for pages, wanted in blocks_wanted(needs).items():
             short = wanted - pages.pool.num_free
             if short > 0 and not pages.can_grow():
                 pages.pool.check_free(wanted)
         try:
-            for cache in self._distinct:
-                cache.make_room(n)
+            for sequence, _ in needs:
+                sequence.release_behind()
+            for sequence, need in needs:
+                sequence.make_room(need)
         except BaseException:
             for cache in self._distinct:
                 cache.trim(0)  # gives back room that was not written
@@ -84,6 +98,28 @@ class CacheGroup:
     def is_trimmable(self, n: SupportsIndex = 0, /) -> bool:
         """Whether every cache could drop its last ``n`` positions."""
         return all(cache.is_trimmable(n) for cache in self._distinct)
+
+    def check_trimmable(self, n: SupportsIndex, offset: int, /) -> None:
+        """Refuse to drop ``n`` of ``offset`` positions unless every cache of that length could.
+
+        Raises ``NotTrimmable``.
+        """
+        held = [c.start for c in self._distinct if c.offset == offset and not c.is_trimmable(n)]
+        if held:
+            raise NotTrimmable(
+                f"wanted to trim {n} of {offset} positions; {len(held)} caches gave back what "
+                f"that needs, up to {max(held)}"
+            )
+
+    def replace(self, old: PagedKVCache, new: PagedKVCache) -> None:
+        """Take ``new`` in the place of ``old``, as where a layer's pages change their format.
+
+        Raises ``InvalidArgument`` for a cache of another live group.
+        """
+        new.join(weakref.ref(self))
+        old.sequence.group = None
+        self.caches = tuple(new if cache is old else cache for cache in self.caches)
+        self._distinct = tuple(new if cache is old else cache for cache in self._distinct)
 
     def trim(self, n: SupportsIndex, /) -> int:
         """Drop the last ``n`` positions of every cache; gives how many the shortest dropped.
@@ -116,23 +152,36 @@ class CacheGroup:
         forks = {id(cache): cache.fork() for cache in self._distinct}
         return type(self)([forks[id(cache)] for cache in self.caches])
 
+    def __deepcopy__(self, memo: object) -> Self:
+        return self.fork()
+
     def dispose(self) -> None:
         """Dispose every cache."""
         for cache in self._distinct:
             cache.dispose()
 
-    def _wanted(self, n: int) -> dict[LayerPages, int]:
-        """Blocks that room for ``n`` positions takes from each pool."""
-        wanted: Counter[LayerPages] = Counter()
-        tails: dict[tuple[LayerPages, int], list[int]] = {}
-        for cache in self._distinct:
-            missing, tail = cache.blocks_needed(n)
-            wanted[cache.pages] += missing
+
+def blocks_wanted(needs: Sequence[tuple[PagedSequence, int]]) -> dict[LayerPages, int]:
+    """Blocks that room for so many positions in each sequence takes from each pool."""
+    wanted: Counter[LayerPages] = Counter()
+    tails: dict[tuple[LayerPages, int], list[PagedSequence]] = {}
+    for sequence, need in needs:
+        if sequence.pages.is_sized:
+            missing, tail = sequence.blocks_needed(need)
+            wanted[sequence.pages] += missing - sequence.blocks_behind()
             if tail is not None:
-                row = cache.offset % cache.block_size
-                tails.setdefault((cache.pages, tail), []).append(row)
-        for (pages, tail), rows in tails.items():
-            # The last of its holders need not copy, unless a read saw what it would rewrite.
-            stays = len(rows) == pages.pool.ref_cnt(tail)
-            wanted[pages] += len(rows) - (stays and pages.pool.pinned_rows(tail) <= rows[-1])
-        return wanted
+                tails.setdefault((sequence.pages, tail), []).append(sequence)
+    for (pages, tail), holders in tails.items():
+        wanted[pages] += len(holders) - last_may_stay(tail, holders)
+    return wanted
+
+
+def last_may_stay(tail: int, holders: Sequence[PagedSequence]) -> bool:
+    """Whether the last of ``holders`` may write into their shared block once the others left.
+
+    Not if somebody else holds it, or a read saw a row that it would rewrite.
+    """
+    *others, last = holders
+    pool = last.pages.pool
+    seen = max([pool.pinned_rows(tail), *(other.tail_rows_seen() for other in others)])
+    return len(holders) == pool.ref_cnt(tail) and seen <= last.offset % last.table.block_size

@@ -45,8 +45,7 @@ class AttentionMasks:
 
     def __init__(self) -> None:
         self._builds = 0
-        self._recent: OrderedDict[tuple[object, ...], tuple[mx.array, mx.array | None]]
-        self._recent = OrderedDict()
+        self._recent: OrderedDict[tuple[object, ...], mx.array] = OrderedDict()
 
     @property
     def builds(self) -> int:
@@ -66,22 +65,25 @@ class AttentionMasks:
         A query at key position p sees ``p - window + 1`` to p (from the first key on where
         ``window`` is ``None``). ``overlay [num_queries]`` lets queries see each other
         besides: bool, all flagged ones; integer, those with an equal non-zero id. Layers
-        that pass the same overlay object share the mask.
+        that pass an equal overlay share the mask.
 
         Raises ``InvalidArgument`` for counts or a window below 1, or more queries than keys.
         """
         # A lazy array belongs to the thread that made it, and so does its place here.
-        key = (num_queries, num_keys, window, id(overlay), threading.get_ident())
-        kept = self._recent.get(key)
-        if kept is None:
+        marks = (
+            None if overlay is None else (str(overlay.dtype), *cast("list[int]", overlay.tolist()))
+        )
+        key = (num_queries, num_keys, window, marks, threading.get_ident())
+        mask = self._recent.get(key)
+        if mask is None:
             mask = causal_mask(num_queries, num_keys, window)
             if overlay is not None:
                 mask = mask | overlay_mask(overlay, num_keys)
-            kept = self._recent[key] = (mask, overlay)  # the overlay keeps its id its own
+            self._recent[key] = mask
             self._builds += 1
             if len(self._recent) > 8:
                 self._recent.popitem(last=False)
-        return Lease(kept[0])
+        return Lease(mask)
 
     def __deepcopy__(self, memo: object) -> AttentionMasks:
         return self
@@ -106,8 +108,7 @@ def overlay_mask(overlay: mx.array, num_keys: int) -> mx.array:
     >>> overlay_mask(mx.array([1, 0, 1]), 4).astype(mx.int32).tolist()
     [[0, 1, 0, 1], [0, 0, 0, 0], [0, 1, 0, 1]]
     """
-    spans = overlay.astype(mx.int32)
-    both = (spans[:, None] == spans[None]) & (spans != 0)[:, None]
+    both = (overlay[:, None] == overlay[None]) & (overlay != 0)[:, None]
     return mx.pad(both, [(0, 0), (num_keys - overlay.shape[0], 0)])
 
 

@@ -123,30 +123,41 @@ class PagedPromptCache:
         return self.cache.is_trimmable(n)
 
     def trim(self, n: SupportsIndex) -> int:
-        """Drop the last ``n`` positions, or all if fewer; raises as ``PagedKVCache.trim``."""
+        """Drop the last ``n`` positions, or all if fewer; raises as ``PagedKVCache.trim``.
+
+        mlx-lm asks one layer after the other: the first refuses for all that are as long.
+        """
+        if self.group is not None:
+            self.group.check_trimmable(n, self.offset)
         return self.cache.trim(n)
 
     def to_quantized(self, group_size: int = 64, bits: int = 4) -> PagedPromptCache:
         """The same positions in affine pages of ``bits``, group ``group_size``, of its own.
 
-        It leaves the group, so that the 16-bit pages go with the last entry that has some. An
-        entry whose pages are already quantized is given back as it is, for mlx-lm asks again
-        after every step. Raises ``IllegalFormat`` where rows do not fit the format.
+        It takes this entry's place in the group, so that the 16-bit pages go with this entry.
+        An entry whose pages are already quantized is given back as it is, for mlx-lm asks again
+        after every step. Raises ``IllegalFormat`` where rows do not fit the format,
+        ``Unsupported`` where positions were given back.
         """
         if self.cache.quantization is not None or self.cache.turbo is not None:
             return self
         cache = self.cache
+        check_whole(cache.start)
         quantized = PagedKVCache(
             cache.capacity,
             block_size=cache.block_size,
             quantization=PagedQuantization(bits=bits, group_size=group_size),
             masks=cache.masks,
             window=cache.window,
+            release_behind=cache.release_behind,
         )
         rows = cache.gather()
         if rows is not None and cache.num_rows:
             quantized.append_window(*rows).dispose()
-        return PagedPromptCache(quantized)
+        if self.group is None or cache not in self.group.caches:
+            return PagedPromptCache(quantized)
+        self.group.replace(cache, quantized)
+        return PagedPromptCache(quantized, self.group)
 
     def __deepcopy__(self, memo: dict[Any, Any]) -> PagedPromptCache:
         """A fork; entries of one group that are copied together are a group again."""
@@ -180,11 +191,7 @@ def restore(rows: Sequence[mx.array], meta: Sequence[str]) -> PagedKVCache:
     if len(meta) != 2 or meta[0] != "pagedkv":
         raise InvalidArgument(f"a paged entry's state was described by {tuple(meta)!r}")
     parameters = json.loads(meta[1])
-    if parameters["start"]:
-        raise Unsupported(
-            f"positions before {parameters['start']} were given back behind the window; an entry "
-            "is made again from all positions: leave release_behind out"
-        )
+    check_whole(parameters["start"])
     cache = PagedKVCache(
         pages=LayerPages(
             codec_from_dict(parameters["format"]), block_size=parameters["block_size"]
@@ -197,6 +204,15 @@ def restore(rows: Sequence[mx.array], meta: Sequence[str]) -> PagedKVCache:
         dtype = next(dtype for dtype in PAGE_DTYPES if str(dtype) == named["dtype"])
         cache.restore_rows(RowLayout(**{**named, "dtype": dtype}), rows)
     return cache
+
+
+def check_whole(start: int) -> None:
+    """Refuse rows that do not begin at position 0. Raises ``Unsupported``."""
+    if start:
+        raise Unsupported(
+            f"positions before {start} were given back behind the window; an entry "
+            "is made again from all positions: leave release_behind out"
+        )
 
 
 def regroup(entries: Sequence[PagedPromptCache]) -> None:

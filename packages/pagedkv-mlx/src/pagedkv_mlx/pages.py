@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import attrs
@@ -23,6 +23,9 @@ from pagedkv_protocols import (
 DEFAULT_BLOCK_SIZE = 256
 GROWTH = 256
 """A pool without a limit grows to the next multiple of this many positions."""
+schedule: Callable[..., None] = mx.async_eval
+PENDING = 16
+"""A plane that nobody reads, such as the values', has at most so many writes pending."""
 
 
 @attrs.frozen
@@ -67,9 +70,10 @@ class BlockSpan:
 
     def __init__(self, table: BlockTable) -> None:
         self.slots: Sequence[int] = table.snapshot()
-        self.count = table.num_blocks
-        self.start = table.start
-        self.row = self.slots[0] * table.block_size if self.count and table.is_run else None
+        self.count: int = table.num_blocks
+        self.start: int = table.start
+        is_run = self.count and table.is_run
+        self.row: int | None = self.slots[0] * table.block_size if is_run else None
         self._index: mx.array | None = None
 
     @property
@@ -111,10 +115,11 @@ class LayerPages:
         self.limit = limit
         self.layout: RowLayout | None = None
         self.planes: tuple[mx.array, ...] = ()
-        self._specs: tuple[PlaneSpec[mx.Dtype], ...] = ()
+        self.specs: tuple[PlaneSpec[mx.Dtype], ...] = ()
         self._num_slots = 0  # how many the planes hold; the pool may be ahead
+        self._num_pending = 0  # at most so many writes were not evaluated
         first = limit.count if isinstance(limit, Blocks) else -(-(capacity or 0) // block_size)
-        self.pool = BlockPool(first)
+        self.pool: BlockPool = BlockPool(first)
 
     def adopt(self, layout: RowLayout, length: int) -> None:
         """Take the layout of a first append of ``length`` rows; planes follow when written.
@@ -132,7 +137,7 @@ class LayerPages:
                     f"{self.limit.count} bytes has {blocks}; raise its limit"
                 )
             self.pool.grow(blocks)
-        self.layout, self._specs = layout, specs
+        self.layout, self.specs = layout, specs
 
     def reserve(self, table: BlockTable, length: int) -> None:
         """Make room in ``table`` for positions up to ``length``; grow where no limit forbids.
@@ -143,6 +148,11 @@ class LayerPages:
         if short > 0:
             self.grow_by(short)
         table.reserve(length)
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether the number of blocks is known: a limit in bytes waits for the first rows."""
+        return self.layout is not None or not isinstance(self.limit, Bytes)
 
     def can_grow(self) -> bool:
         """Whether blocks can be added: there is no limit."""
@@ -169,6 +179,10 @@ class LayerPages:
         if self._num_slots != self.pool.num_blocks:
             self._fit_planes()
         planes = self.planes
+        self._num_pending += 1
+        if self._num_pending > PENDING:
+            self._num_pending = 0
+            schedule(planes)  # costs nothing where they were evaluated with a step's output
         if isinstance(row, int):
             start = start_index(row)
             self.planes = tuple(
@@ -209,6 +223,31 @@ class LayerPages:
         mx.eval(rows)
         self.store(target * size, rows)
 
+    def reside(self, span: BlockSpan, begin: int, stale_end: int, bucket: int) -> int:
+        """Let a recorded step read ``bucket`` rows from ``span``'s first on; gives how many.
+
+        The planes grow to as many where no limit forbids it. Rows ``begin`` to
+        ``stale_end - 1`` were trimmed and are cleared: under a mask their values still meet
+        a weight of zero, which does not hide a NaN.
+        """
+        assert span.row is not None
+        short = -(-(span.row + bucket) // self.block_size) - self.pool.num_blocks
+        if short > 0 and self.can_grow():
+            self.pool.grow(short)
+        if self._num_slots != self.pool.num_blocks:
+            self._fit_planes()
+        there = self.pool.num_blocks * self.block_size - span.row
+        end = min(stale_end, there)
+        if begin < end:
+            self.store(
+                span.row + begin,
+                [
+                    mx.zeros((1, plane.shape[1], end - begin, plane.shape[3]), plane.dtype)
+                    for plane in self.planes
+                ],
+            )
+        return min(bucket, there)
+
     def rows(self, span: BlockSpan, length: int) -> list[mx.array]:
         """The first ``length`` rows of ``span`` in each plane: ``[1, Hkv, length, width]``.
 
@@ -231,7 +270,7 @@ class LayerPages:
         layout = self.layout
         if layout is None:
             return 0
-        return sum(self._plane_bytes(layout, spec) for spec in self._specs)
+        return sum(self._plane_bytes(layout, spec) for spec in self.specs)
 
     @property
     def nbytes(self) -> int:
@@ -256,7 +295,7 @@ class LayerPages:
         more = self.pool.num_blocks - self._num_slots
         zeros = [
             mx.zeros((1, layout.num_kv_heads, more * self.block_size, spec.width), spec.dtype)
-            for spec in self._specs
+            for spec in self.specs
         ]
         if self.planes:
             zeros = [

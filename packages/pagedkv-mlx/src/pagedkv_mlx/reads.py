@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, cast
 import mlx.core as mx
 from typing_extensions import Self
 
+from pagedkv_mlx.arguments import own
 from pagedkv_mlx.attention import attend_rows
 from pagedkv_mlx.layout import RowLayout
 from pagedkv_mlx.masks import AttentionMasks, Lease
@@ -131,8 +132,8 @@ class HeldRows:
     __slots__ = ("_keys", "_values")
 
     def __init__(self, keys: mx.array, values: mx.array) -> None:
-        self._keys = keys
-        self._values = values
+        self._keys = own(keys)
+        self._values = own(values)
 
     def __call__(self) -> tuple[mx.array, mx.array]:
         """The rows as they were given."""
@@ -146,8 +147,8 @@ class JoinedRows:
 
     def __init__(self, stored: RowSource, keys: mx.array, values: mx.array) -> None:
         self._stored = stored
-        self._keys = keys
-        self._values = values
+        self._keys = own(keys)
+        self._values = own(values)
 
     def __call__(self) -> tuple[mx.array, mx.array]:
         """Keys ``[1, Hkv, S + L, Dk]``, values ``[1, Hkv, S + L, Dv]``."""

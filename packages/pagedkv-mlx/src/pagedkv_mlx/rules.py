@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 import attrs
 import mlx.core as mx
 
+from pagedkv_mlx.arguments import own
 from pagedkv_mlx.masks import AttentionMasks, Lease
 
 
@@ -47,11 +48,11 @@ class Causal:
 class Overlaid:
     """Causal, and besides that the flagged or equally numbered positions see each other."""
 
-    overlay: mx.array
+    overlay: mx.array = attrs.field(converter=own)
     window: int | None = None
 
     def mask(self, masks: AttentionMasks, num_queries: int, num_keys: int) -> Lease:
-        """An array, shared by the layers that pass the same overlay."""
+        """An array, shared by the layers that pass an equal overlay."""
         return masks.lease(num_queries, num_keys, window=self.window, overlay=self.overlay)
 
 
@@ -59,7 +60,7 @@ class Overlaid:
 class Given:
     """The caller's own mask, as an encoder gives it."""
 
-    array: mx.array
+    array: mx.array = attrs.field(converter=own)
 
     def mask(self, masks: AttentionMasks, num_queries: int, num_keys: int) -> Lease:
         """The array that was given."""

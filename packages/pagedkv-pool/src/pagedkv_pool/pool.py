@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 import attrs
 
 from pagedkv_pool.runs import FreeRuns
 from pagedkv_protocols import BlockNotHeld, InvalidArgument, PoolExhausted
+
+LetGo: TypeAlias = Callable[["BlockPool", Iterable[int]], None]
 
 
 @attrs.frozen
@@ -50,9 +53,8 @@ class BlockPool:
         self._pinned_rows: list[int] = []
         self._free = FreeRuns()
         self._peak_used = 0
-        # What finalizers let go of; appending is atomic, so they need no lock.
-        self._dropped_holds: deque[Sequence[int]] = deque()
-        self._dropped_pins: deque[Sequence[int]] = deque()
+        # What finalizers let go of, and how; appending is atomic, so they need no lock.
+        self._dropped: deque[tuple[LetGo, Sequence[int]]] = deque()
         if num_blocks:
             self.grow(num_blocks)
 
@@ -124,6 +126,7 @@ class BlockPool:
 
     def share(self, blocks: Sequence[int]) -> None:
         """Add a holder to each of ``blocks``. Raises ``BlockNotHeld`` for one without any."""
+        self._drain()
         for block in blocks:
             self._check_held(block, 1)
         for block in blocks:
@@ -153,6 +156,7 @@ class BlockPool:
 
     def is_free_without(self, block: int) -> bool:
         """Whether ``block`` would be free if its one holder let go of it."""
+        self._drain()
         return self._ref_cnt[block] == 1 and not self._pin_cnt[block]
 
     def is_writable(self, block: int, row: int) -> bool:
@@ -166,25 +170,33 @@ class BlockPool:
         >>> pool.is_writable(block, 4), pool.is_writable(block, 5)
         (False, True)
         """
-        if self._dropped_holds or self._dropped_pins:
+        if self._dropped:
             self._drain()
         return self._ref_cnt[block] == 1 and self._pinned_rows[block] <= row
 
     def pin(self, blocks: Sequence[int], rows: Iterable[int]) -> None:
         """Keep ``blocks`` from reuse, and the first ``rows`` of each from being rewritten.
 
-        Raises ``BlockNotHeld`` for a block that nobody holds or pins.
+        Raises ``BlockNotHeld`` for a block that nobody holds or pins, ``InvalidArgument``
+        where there is not one number of rows for each block.
         """
+        self._drain()
+        rows = list(rows)
+        if len(rows) != len(blocks):
+            raise InvalidArgument(
+                f"wanted to pin {len(blocks)} blocks, {len(rows)} numbers of rows were given"
+            )
         for block in blocks:
             self._check_exists(block)
             if not (self._ref_cnt[block] or self._pin_cnt[block]):
                 raise BlockNotHeld(f"wanted to pin block {block}, which is free")
-        for block, count in zip(blocks, rows):
+        for block, count in zip(blocks, rows, strict=True):
             self._pin_cnt[block] += 1
             self._pinned_rows[block] = max(self._pinned_rows[block], count)
 
     def unpin(self, blocks: Sequence[int]) -> None:
         """Undo one ``pin`` of each of ``blocks``. Raises ``BlockNotHeld`` where none is."""
+        self._drain()
         for block, count in Counter(blocks).items():
             self._check_exists(block)
             if self._pin_cnt[block] < count:
@@ -214,17 +226,16 @@ class BlockPool:
 
     def drop_holds(self, blocks: Sequence[int]) -> None:
         """Release ``blocks`` at the next call: for finalizers, which may take no lock."""
-        self._dropped_holds.append(blocks)
+        self._dropped.append((BlockPool._release, blocks))
 
     def drop_pins(self, blocks: Sequence[int]) -> None:
         """Unpin ``blocks`` at the next call: for finalizers, which may take no lock."""
-        self._dropped_pins.append(blocks)
+        self._dropped.append((BlockPool._unpin, blocks))
 
     def _drain(self) -> None:
-        while self._dropped_holds:
-            self._release(self._dropped_holds.popleft())
-        while self._dropped_pins:
-            self._unpin(self._dropped_pins.popleft())
+        while self._dropped:
+            let_go, blocks = self._dropped.popleft()
+            let_go(self, blocks)
 
     def _take_run(self, count: int, after: int | None) -> range:
         start = -1 if after is None else after + 1
@@ -238,11 +249,13 @@ class BlockPool:
 
     def _release(self, blocks: Iterable[int]) -> None:
         for block in blocks:
+            assert self._ref_cnt[block] > 0
             self._ref_cnt[block] -= 1
             self._free_if_unused(block)
 
     def _unpin(self, blocks: Iterable[int]) -> None:
         for block in blocks:
+            assert self._pin_cnt[block] > 0
             self._pin_cnt[block] -= 1
             if not self._pin_cnt[block]:
                 self._pinned_rows[block] = 0

@@ -21,7 +21,7 @@ class Pin:
     __slots__ = ("__weakref__", "_settled", "_table", "end")
 
     def __init__(self, table: BlockTable) -> None:
-        self.end = 0
+        self.end: int = 0
         self._table: BlockTable | None = table
         self._settled: tuple[BlockPool, Sequence[int]] | None = None
 
@@ -30,6 +30,12 @@ class Pin:
         pool.pin(blocks, rows)
         self._settled = (pool, blocks)
         self._table = None
+
+    def __copy__(self) -> Pin:
+        return self  # who holds it twice lets go of it twice
+
+    def __deepcopy__(self, memo: object) -> Pin:
+        return self
 
     def __del__(self) -> None:
         if self._settled is not None:
@@ -92,8 +98,8 @@ class BlockTable:
         return not self._breaks
 
     def slot(self, index: int) -> int:
-        """The slot of logical block ``index``."""
-        return self._slots[index - self._first]
+        """The slot of logical block ``index``, one that is held."""
+        return self._slots[self._at(index)]
 
     def snapshot(self) -> Sequence[int]:
         """The slots so far, uncopied: later growth appends to it and nothing else changes it."""
@@ -102,10 +108,11 @@ class BlockTable:
     def run(self, begin: int, end: int) -> int | None:
         """The flat row (slot · block_size + row) of ``begin`` if the span is one run of rows.
 
-        ``None`` where positions ``begin`` to ``end - 1`` lie in more than one run.
+        ``None`` where positions ``begin`` to ``end - 1``, at least one, lie in several runs.
         """
         first = begin // self.block_size - self._first
         last = (end - 1) // self.block_size - self._first
+        assert 0 <= first <= last < len(self._slots)
         if self._breaks and bisect_right(self._breaks, first) != bisect_right(self._breaks, last):
             return None
         return self._slots[first] * self.block_size + begin % self.block_size
@@ -113,6 +120,7 @@ class BlockTable:
     def rows(self, begin: int, end: int) -> list[int]:
         """The flat row of each of the positions ``begin`` to ``end - 1``."""
         size, slots, first = self.block_size, self._slots, self._first
+        assert begin >= self.start
         return [slots[p // size - first] * size + p % size for p in range(begin, end)]
 
     def missing(self, length: int) -> int:
@@ -124,9 +132,9 @@ class BlockTable:
 
         Raises ``PoolExhausted`` where the pool has too few.
         """
-        count = self.missing(length)
-        if count:
-            self._extend(self.pool.take(count, self._slots[-1] if self._slots else None))
+        if length > self.capacity:
+            last = self._slots[-1] if self._slots else None
+            self._extend(self.pool.take(self.missing(length), last))
 
     def trim(self, length: int) -> None:
         """Give back the blocks that positions below ``length`` do not need.
@@ -158,22 +166,34 @@ class BlockTable:
 
         None of those that a live read saw: it keeps them.
         """
-        if self._pin is not None and self._pin() is not None:
-            return 0
         count = max(0, position // self.block_size - self._first)
-        return sum(self.pool.is_free_without(slot) for slot in self._slots[:count])
+        pin = self._live_pin()
+        seen = 0 if pin is None else self._num_seen(pin)
+        return sum(self.pool.is_free_without(slot) for slot in self._slots[seen:count])
 
     def is_writable(self, position: int) -> bool:
-        """Whether rows from ``position`` to the end of its block may be written in place."""
+        """Whether rows from ``position`` to the end of its block may be written in place.
+
+        That is so if no other table holds the block and no live read saw such a row.
+        """
+        pin = self._live_pin()
+        if pin is not None and pin.end > position:
+            return False
         size = self.block_size
         return self.pool.is_writable(self.slot(position // size), position % size)
+
+    def rows_seen(self, index: int) -> int:
+        """How many rows of logical block ``index`` live reads saw that nothing has pinned yet."""
+        pin = self._live_pin()
+        end = 0 if pin is None else pin.end
+        return min(self.block_size, max(0, end - index * self.block_size))
 
     def replace(self, index: int) -> tuple[int, int]:
         """Exchange the block at logical ``index`` for one of its own: (old slot, new slot).
 
         The caller copies the rows. Raises ``PoolExhausted`` where no block is free.
         """
-        at = index - self._first
+        at = self._at(index)
         old = self._slots[at]
         [new] = self.pool.take(1, self._slots[at - 1] if at else None)
         self._settle(beyond=0)
@@ -196,7 +216,7 @@ class BlockTable:
 
     def pin(self, end: int) -> Pin:
         """What a read that sees the positions below ``end`` holds until it is done."""
-        pin = self._pin() if self._pin is not None else None
+        pin = self._pin() if self._pin is not None else None  # once per read: no more calls
         if pin is None:
             pin = Pin(self)
             self._pin = weakref.ref(pin)
@@ -208,6 +228,12 @@ class BlockTable:
         """Give back every block."""
         self.trim(0)
         self._first = 0
+
+    def __copy__(self) -> BlockTable:
+        return self.fork(self.capacity)  # the blocks have one holder more
+
+    def __deepcopy__(self, memo: object) -> BlockTable:
+        return self.fork(self.capacity)
 
     def __del__(self) -> None:
         slots = getattr(self, "_slots", None)  # __init__ may have refused its arguments
@@ -224,11 +250,23 @@ class BlockTable:
 
     def _settle(self, beyond: int) -> None:
         """Pin in the pool what live reads saw, if they saw positions from ``beyond`` on."""
-        pin = self._pin() if self._pin is not None else None
+        pin = self._live_pin()
         if pin is None or pin.end <= beyond:
             return
-        size, start = self.block_size, self.start
-        count = -(-(pin.end - start) // size)
-        rows = [min(size, pin.end - start - index * size) for index in range(count)]
-        pin.settle(self.pool, self._slots[:count], rows)
+        size, rows = self.block_size, pin.end - self.start
+        seen = self._slots[: self._num_seen(pin)]
+        pin.settle(self.pool, seen, [min(size, rows - at * size) for at in range(len(seen))])
         self._pin = None
+
+    def _live_pin(self) -> Pin | None:
+        """What live reads hold that is not settled yet."""
+        return None if self._pin is None else self._pin()
+
+    def _num_seen(self, pin: Pin) -> int:
+        """How many of the first blocks hold a position that ``pin`` saw."""
+        return max(0, -(-pin.end // self.block_size) - self._first)
+
+    def _at(self, index: int) -> int:
+        """Where in the list logical block ``index`` is."""
+        assert index >= self._first
+        return index - self._first

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, overload
 
 from typing_extensions import TypeIs
 
 from pagedkv_protocols.cache import (
     BidirectionalCache,
     BlockReadCache,
+    Cache,
     CommittedCache,
     DonorCache,
     EncoderCache,
@@ -18,6 +19,7 @@ from pagedkv_protocols.decode import CompiledDecodeCache
 
 CacheT_co = TypeVar("CacheT_co", covariant=True)
 CacheT = TypeVar("CacheT")
+ArrayT = TypeVar("ArrayT")
 
 
 class Capability(Generic[CacheT_co]):
@@ -49,7 +51,37 @@ COMPILED_DECODE: Final[Capability[CompiledDecodeCache[Any]]] = Capability(
 )
 
 
-def supports(cache: object, capability: Capability[CacheT]) -> TypeIs[CacheT]:
+@overload
+def supports(
+    cache: Cache[ArrayT], capability: Capability[CommittedCache[Any]]
+) -> TypeIs[CommittedCache[ArrayT]]: ...
+@overload
+def supports(
+    cache: Cache[ArrayT], capability: Capability[BidirectionalCache[Any]]
+) -> TypeIs[BidirectionalCache[ArrayT]]: ...
+@overload
+def supports(
+    cache: Cache[ArrayT], capability: Capability[EncoderCache[Any]]
+) -> TypeIs[EncoderCache[ArrayT]]: ...
+@overload
+def supports(
+    cache: Cache[ArrayT], capability: Capability[BlockReadCache[Any]]
+) -> TypeIs[BlockReadCache[ArrayT]]: ...
+@overload
+def supports(
+    cache: Cache[ArrayT], capability: Capability[DonorCache[Any]]
+) -> TypeIs[DonorCache[ArrayT]]: ...
+@overload
+def supports(
+    cache: Cache[ArrayT], capability: Capability[ForkableCache[Any]]
+) -> TypeIs[ForkableCache[ArrayT]]: ...
+@overload
+def supports(
+    cache: Cache[ArrayT], capability: Capability[CompiledDecodeCache[Any]]
+) -> TypeIs[CompiledDecodeCache[ArrayT]]: ...
+@overload
+def supports(cache: object, capability: Capability[CacheT]) -> TypeIs[CacheT]: ...
+def supports(cache: object, capability: Capability[Any]) -> bool:
     """Whether ``cache`` has every method of ``capability``; narrows its type where it does.
 
     >>> class Committed:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Hashable, Sequence
+from typing import Protocol, TypeVar
+
+from typing_extensions import NamedTuple
 
 from pagedkv_protocols.cache import Cache
 
@@ -12,34 +14,28 @@ ArrayT = TypeVar("ArrayT")
 
 
 class DecodePhase(enum.Enum):
-    """How the fetch of the next recorded step will take its positions in."""
+    """How a recorded step takes the stored positions in."""
 
     CONCAT = "concat"
-    """The stored positions are gathered outside the graph and joined by the new one in it."""
+    """Gathered outside the graph and joined by the new one inside it: any length, no mask."""
 
     BUCKET = "bucket"
-    """The stored positions are zero-padded to a bucket, with their number as an array."""
+    """Gathered outside the graph and zero-padded to a bucket, under a mask."""
+
+    RESIDENT = "resident"
+    """The stored arrays themselves: the graph writes the new row and reads a bucket of them."""
 
 
 class DecodePlan(NamedTuple):
-    """What one step of one cache will do: its phase, and the positions before it."""
+    """What one step of one cache will do.
+
+    ``length`` positions come before the new one; ``bucket`` positions are attended, the
+    last of them under the mask (0 in the ``CONCAT`` phase, where there is none).
+    """
 
     phase: DecodePhase
     length: int
     bucket: int
-
-
-class DecodeSlot(NamedTuple):
-    """What a recorded step must agree on with a cache: plain data, equal or not.
-
-    Caches with equal slots are served by one recording. ``signature`` is the cache's own;
-    ``shapes`` and ``dtypes`` are those of ``decode_inputs``, with 0 for a free length.
-    """
-
-    phase: DecodePhase
-    signature: str
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[str, ...]
 
 
 class DecodeTrace(Protocol[ArrayT]):
@@ -53,36 +49,58 @@ class DecodeTrace(Protocol[ArrayT]):
     def update_and_fetch(self, keys: ArrayT, values: ArrayT, /) -> tuple[ArrayT, ArrayT]:
         """Pass the new row through the format and join it to the stored positions.
 
-        ``keys [1, Hkv, 1, Dk]``, ``values [1, Hkv, 1, Dv]``; gives all S positions.
+        ``keys [1, Hkv, 1, Dk]``, ``values [1, Hkv, 1, Dv]``; gives keys ``[1, Hkv, S, Dk]``
+        and values, S being the plan's bucket or all positions.
         """
         ...
 
     def outputs(self) -> tuple[ArrayT, ...]:
-        """The encoded new row, for ``commit_decode_step``."""
+        """What ``commit_decode_step`` needs of this step."""
+        ...
+
+
+class DecodeSlot(Hashable, Protocol[ArrayT]):
+    """What a recorded step must agree on with a cache: plain data, equal or not.
+
+    Caches with equal slots are served by one recording, in every later step.
+    """
+
+    @property
+    def phase(self) -> DecodePhase:
+        """How the recorded step takes the stored positions in."""
+        ...
+
+    def trace(self, inputs: Sequence[ArrayT], position: ArrayT, /) -> DecodeTrace[ArrayT]:
+        """The adapter for one recording, from ``decode_inputs`` and ``int32 [1]``."""
         ...
 
 
 class CompiledDecodeCache(Cache[ArrayT], Protocol[ArrayT]):
     """A cache whose decode step can be recorded once and replayed."""
 
-    def prepare_decode_step(self) -> DecodePlan:
-        """Make room for one position and say what the step will do. Idempotent."""
+    def prepare_decode_step(self, phase: DecodePhase | None = None, /) -> DecodePlan:
+        """Make room for one position and say what the step will do.
+
+        ``phase`` asks for a way; ``None`` leaves the choice to the cache. Asking twice takes
+        nothing twice; ``trim(0)`` gives the room back. Raises ``PoolExhausted``,
+        ``Unsupported`` for a cache that has no compiled form or not this one, ``Disposed``.
+        """
         ...
 
     def decode_phase(self) -> DecodePhase:
         """The phase that a plan made now would choose. Changes nothing."""
         ...
 
-    def decode_slot(self, plan: DecodePlan, /) -> DecodeSlot:
+    def decode_slot(self, plan: DecodePlan, /) -> DecodeSlot[ArrayT]:
         """What a recording must agree on to serve ``plan``."""
         ...
 
     def decode_inputs(self, plan: DecodePlan, /) -> tuple[ArrayT, ...]:
-        """The arrays that the recorded step takes for this cache, outside the graph."""
+        """The arrays that the recorded step takes for this cache, beside the position."""
         ...
 
     def commit_decode_step(
-        self, slot: DecodeSlot, outputs: Sequence[ArrayT], /
+        self, plan: DecodePlan, outputs: Sequence[ArrayT], /
     ) -> tuple[ArrayT, ...]:
         """Append the row that the step computed; gives the arrays to evaluate with it."""
         ...

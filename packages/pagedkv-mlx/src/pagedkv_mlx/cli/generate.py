@@ -13,7 +13,7 @@ from pagedkv_mlx.cli.model import PACKAGED, load_model, prompt_tokens
 from pagedkv_mlx.cli.progress import counted
 from pagedkv_mlx.cli.report import first_difference, print_report
 from pagedkv_mlx.cli.run import Job, Run, run_model
-from pagedkv_mlx.cli.text import streamed
+from pagedkv_mlx.cli.text import Output, streamed
 from pagedkv_protocols import InvalidArgument
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
 
     Raises ``PagedKVError`` for a model, prompt or setting that is refused.
     """
-    console, progress = Console(), Console(stderr=True)
+    console, progress = Output(), Console(stderr=True)
     text = read_prompt(options)
     model, tokenizer = load_model(options.model, progress)
     job = Job(

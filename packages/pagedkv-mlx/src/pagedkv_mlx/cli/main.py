@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
@@ -18,11 +19,15 @@ SUBCOMMANDS = (generate,)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``arguments`` (those of the process by default).
 
-    Gives the exit code: 0 done, 1 a comparison found a difference, 2 refused, 130 stopped.
+    Gives the exit code: 0 done, 1 a comparison found a difference, 2 refused, 130 stopped,
+    141 nobody reads the output any more.
     """
     options = parser().parse_args(arguments)
     try:
         code: int = options.run(options)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # takes what Python writes as it ends
+        return 128 + 13  # as of a process that SIGPIPE ended
     except (PagedKVError, OSError) as error:
         complain(" ".join(str(error).split()))
         return 2

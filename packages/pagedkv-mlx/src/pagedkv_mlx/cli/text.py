@@ -1,10 +1,20 @@
-"""Text that appears as its tokens come."""
+"""Standard output: text that appears as its tokens come, and what follows it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, Any, NoReturn
+
+from rich.console import Console
+
+
+class Output(Console):
+    """A console that says that nobody reads it, where Rich would exit with code 1."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        """As a write to the file itself does."""
+        raise BrokenPipeError
 
 
 @contextmanager
