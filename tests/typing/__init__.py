@@ -1,0 +1,1 @@
+"""What users' type checkers see; nothing here is run."""

@@ -64,14 +64,14 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.size = 0
+        self.size: int = 0
         self.holders: Counter[int] = Counter()
 
     @initialize(size=st.integers(1, 12))
     def begin(self, size: int) -> None:
         """A pool of that many blocks."""
         self.size = size
-        self.pool = self.kit.new_pool(size)
+        self.pool: Pool = self.kit.new_pool(size)
 
     @rule(count=st.integers(0, 6))
     def take(self, count: int) -> None:

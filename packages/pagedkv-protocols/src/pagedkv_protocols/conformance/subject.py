@@ -35,9 +35,9 @@ class Subject(Generic[ArrayT]):
         self.setting = setting
         self.cache = cache
         self.exact = exact
-        self.stored = no_rows(setting.dims.num_kv_heads)
-        self.history = list(history)
-        self.seed = seed
+        self.stored: Rows = no_rows(setting.dims.num_kv_heads)
+        self.history: list[str] = list(history)
+        self.seed: str = seed
         self._source = random.Random(seed)  # noqa: S311 - the same in every run
 
     @property
