@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -19,7 +20,7 @@ pytest.importorskip("rich")
 from pagedkv_mlx import LayerPages
 from pagedkv_mlx import mlx_lm as ours
 from pagedkv_mlx.cli import main
-from pagedkv_mlx.cli.text import Streamed
+from pagedkv_mlx.cli.text import Output, Streamed
 from pagedkv_mlx.mlx_lm import PagedPromptCache
 from tests.mlx.tiny_gguf import whole, write_gguf
 
@@ -277,6 +278,23 @@ def test_the_command_and_the_module_are_one() -> None:
     for words in ([command], [sys.executable, "-m", "pagedkv_mlx.cli"]):
         done = subprocess.run([*words, "--version"], capture_output=True, text=True, check=True)
         assert re.fullmatch(r"pagedkv \d+\.\d+\.\d+\n", done.stdout)
+
+
+def test_output_that_nobody_reads_ends_it_quietly(tiny: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "pagedkv_mlx.cli", "generate", "--model", str(tiny)]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert done.returncode == 141
+    assert done.stderr.splitlines()[-1].startswith("Prefill, paged caches")
+
+
+def test_a_table_that_nobody_reads_is_no_difference_found() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with pytest.raises(BrokenPipeError), os.fdopen(writer, "w") as file:
+        Output(file=file).print("a table")
 
 
 # What it refuses
