@@ -1,6 +1,6 @@
 """A paged key/value cache for MLX: 16-bit, affine and TurboQuant pages, read like a plain cache."""
 
-from pagedkv_formats import PagedQuantization
+from pagedkv_formats import PagedQuantization, PagedTurboQuant
 from pagedkv_mlx.cache import PagedKVCache
 from pagedkv_mlx.contiguous import ContiguousKVCache
 from pagedkv_mlx.group import CacheGroup
@@ -22,5 +22,6 @@ __all__ = [
     "LayerPages",
     "PagedKVCache",
     "PagedQuantization",
+    "PagedTurboQuant",
     "RowLayout",
 ]

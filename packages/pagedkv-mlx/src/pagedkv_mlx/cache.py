@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Literal, NoReturn, SupportsIndex, cast
 import mlx.core as mx
 from typing_extensions import Self
 
-from pagedkv_formats import PagedQuantization
+from pagedkv_formats import PagedQuantization, PagedTurboQuant
 from pagedkv_mlx.arguments import check_encoder_mask, check_overlay, trim_count, window_size
 from pagedkv_mlx.layout import RowLayout
 from pagedkv_mlx.masks import AttentionMasks
 from pagedkv_mlx.pages import DEFAULT_BLOCK_SIZE, LayerPages
 from pagedkv_mlx.reads import GatheredRead, HeldRows, JoinedRows
-from pagedkv_mlx.routing import has_direct_read
+from pagedkv_mlx.routing import attended_rotated, has_direct_read
 from pagedkv_mlx.rules import ALL, Causal, Given, Overlaid, Rule
 from pagedkv_mlx.sequence import PagedSequence, RoomMaker
 from pagedkv_mlx.slots import PageSlot, bucket_for, default_phase, padded
@@ -36,7 +36,6 @@ from pagedkv_protocols import (
     ForkableCache,
     InvalidArgument,
     NotTrimmable,
-    PageCodec,
     ShapeMismatch,
     Unsupported,
 )
@@ -70,7 +69,7 @@ class PagedKVCache:
         *,
         block_size: int | None = None,
         quantization: PagedQuantization | None = None,
-        turbo: PageCodec[mx.array, mx.Dtype] | None = None,
+        turbo: PagedTurboQuant | None = None,
         direct: bool | Literal["auto"] = False,
         masks: AttentionMasks | None = None,
         pages: LayerPages | None = None,
@@ -112,6 +111,7 @@ class PagedKVCache:
         self.release_behind = release_behind
         self._direct: bool | Literal["auto"] = direct
         self._rule: Rule = Causal(window)
+        self._turn = attended_rotated(pages.codec)
         self._slot: PageSlot | None = None
         self._disposed = False
 
@@ -158,9 +158,9 @@ class PagedKVCache:
         return self.pages.codec if isinstance(self.pages.codec, PagedQuantization) else None
 
     @property
-    def turbo(self) -> PageCodec[mx.array, mx.Dtype] | None:
+    def turbo(self) -> PagedTurboQuant | None:
         """The TurboQuant format of the pages, if it is one."""
-        return self.pages.codec if self.pages.codec.name == "turboquant" else None
+        return self.pages.codec if isinstance(self.pages.codec, PagedTurboQuant) else None
 
     @property
     def direct(self) -> bool | Literal["auto"]:
@@ -203,7 +203,7 @@ class PagedKVCache:
                 f"keys have shape {keys.shape}; append_decode takes one position, "
                 "append_window any number"
             )
-        return self._append_read(keys, values, self._rule)
+        return self._append_read(keys, values, self._rule, self._turn)
 
     def append_window(self, keys: mx.array, values: mx.array, /) -> GatheredRead:
         """Append L >= 1 positions, causal within the window (bottom-right aligned).
@@ -212,14 +212,14 @@ class PagedKVCache:
         of proposals to verify. To append without attending, dispose the read: it gathers
         nothing until it is attended. Raises as ``append_decode`` does.
         """
-        return self._append_read(keys, values, self._rule)
+        return self._append_read(keys, values, self._rule, self._turn)
 
     def append_committed(self, keys: mx.array, values: mx.array, /) -> GatheredRead:
         """Append L positions decided elsewhere; the window read over the same positions.
 
         Raises as ``append_window`` does.
         """
-        return self._append_read(keys, values, self._rule)
+        return self._append_read(keys, values, self._rule, self._turn)
 
     def append_bidirectional(
         self, keys: mx.array, values: mx.array, bidirectional: mx.array, /
@@ -537,11 +537,13 @@ class PagedKVCache:
             self._direct = False
         return length
 
-    def _append_read(self, keys: mx.array, values: mx.array, rule: Rule) -> GatheredRead:
+    def _append_read(
+        self, keys: mx.array, values: mx.array, rule: Rule, turn: PagedTurboQuant | None = None
+    ) -> GatheredRead:
         length = self._append(keys, values)
         layout = self.sequence.layout
         assert layout is not None
-        return GatheredRead(self.sequence.pinned(), layout, length, rule, self.masks)
+        return GatheredRead(self.sequence.pinned(), layout, length, rule, self.masks, turn)
 
     def _check_direct(self) -> None:
         if self._direct is True and has_direct_read(self.pages.codec):

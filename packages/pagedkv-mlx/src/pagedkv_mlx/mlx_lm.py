@@ -13,13 +13,13 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as mlx_lm_cache
 from typing_extensions import Self
 
-from pagedkv_formats import PagedQuantization, codec_from_dict
+from pagedkv_formats import PagedQuantization, PagedTurboQuant, codec_from_dict
 from pagedkv_mlx.cache import PagedKVCache
 from pagedkv_mlx.group import CacheGroup
 from pagedkv_mlx.layout import PAGE_DTYPES, RowLayout
 from pagedkv_mlx.masks import AttentionMasks
 from pagedkv_mlx.pages import DEFAULT_BLOCK_SIZE, Blocks, Bytes, LayerPages
-from pagedkv_protocols import InvalidArgument, PageCodec, Unsupported
+from pagedkv_protocols import InvalidArgument, Unsupported
 
 STATE_IS_WHOLE: Final = not hasattr(mlx_lm_cache._BaseCache, "meta_state")
 """Whether this mlx-lm's ``from_state(state)`` takes one full tree (0.32.2 and later)."""
@@ -230,7 +230,7 @@ class PageOptions:
 
     block_size: int | None = None
     quantization: PagedQuantization | None = None
-    turbo: PageCodec[mx.array, mx.Dtype] | None = None
+    turbo: PagedTurboQuant | None = None
     direct: bool | Literal["auto"] = False
     release_behind: bool = False
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 import attrs
 import mlx.core as mx
 
-from pagedkv_formats import DensePages, block_rows, run_rows
+from pagedkv_formats import DensePages, PagedTurboQuant, block_rows, run_rows
 from pagedkv_mlx.layout import RowLayout
 from pagedkv_pool import BlockPool, BlockTable
 from pagedkv_protocols import (
@@ -112,6 +112,7 @@ class LayerPages:
             raise InvalidArgument(f"block_size is {block_size}; at least 1 is legal")
         self.codec: PageCodec[mx.array, mx.Dtype] = DensePages() if codec is None else codec
         self.block_size = block_size
+        self.keeps_means: bool = isinstance(codec, PagedTurboQuant) and codec.page_mean
         self.limit = limit
         self.layout: RowLayout | None = None
         self.planes: tuple[mx.array, ...] = ()
@@ -185,15 +186,52 @@ class LayerPages:
             schedule(planes)  # costs nothing where they were evaluated with a step's output
         if isinstance(row, int):
             start = start_index(row)
-            self.planes = tuple(
-                [mx.slice_update(planes[i], rows[i], start, (2,)) for i in range(len(planes))]
-            )
+            written = [mx.slice_update(planes[i], rows[i], start, (2,)) for i in range(len(rows))]
         else:
-            index = mx.array(row, mx.int32).reshape(1, 1, -1, 1)
-            self.planes = tuple(
-                mx.put_along_axis(plane, mx.broadcast_to(index, new.shape), new, 2)
-                for plane, new in zip(planes, rows, strict=True)
+            written = [put_rows(planes[i], row, rows[i]) for i in range(len(rows))]
+        # Planes with one row a block come last, and are written apart.
+        self.planes = (*written, *planes[len(rows) :])
+
+    def write_blocks(self, table: BlockTable, begin: int, keys: mx.array, values: mx.array) -> None:
+        """What ``write`` does, for a format with page means: rows from position ``begin`` on.
+
+        A block's mean is that of the rows of its first write, and stays.
+        """
+        if self._num_slots != self.pool.num_blocks:
+            self._fit_planes()
+        codec = self.codec
+        assert isinstance(codec, PagedTurboQuant)
+        size, end, kept = self.block_size, begin + keys.shape[2], self.planes[-1]
+        means, fresh = [], {}
+        for index in range(begin // size, -(-end // size)):
+            first, last = max(begin, index * size) - begin, min(end, (index + 1) * size) - begin
+            slot = table.slot(index)
+            if index * size < begin:
+                mean = kept[:, :, slot : slot + 1]
+            else:
+                mean = fresh[slot] = codec.block_mean(keys[:, :, first:last])
+            means.append(mx.broadcast_to(mean, (*mean.shape[:2], last - first, mean.shape[3])))
+        rows = codec.encode(keys, values, mx.concatenate(means, axis=2))
+        row = table.run(begin, end)
+        self.store(table.rows(begin, end) if row is None else row, rows)
+        self._put_means(fresh)
+
+    def restore(self, table: BlockTable, rows: Sequence[mx.array]) -> None:
+        """Store what ``rows`` of another cache gave, from position 0 on."""
+        length = rows[0].shape[2]
+        row = table.run(0, length)
+        count = len(rows) - self.num_block_planes
+        self.store(table.rows(0, length) if row is None else row, rows[:count])
+        for means in rows[count:]:
+            firsts = range(0, length, self.block_size)
+            self._put_means(
+                {table.slot(p // self.block_size): means[:, :, p : p + 1] for p in firsts}
             )
+
+    def _put_means(self, means: Mapping[int, mx.array]) -> None:
+        if means:
+            put = put_rows(self.planes[-1], list(means), mx.concatenate([*means.values()], axis=2))
+            self.planes = (*self.planes[:-1], put)
 
     def check_page_rows(self, layout: RowLayout, rows: Sequence[mx.array]) -> int:
         """How many positions encoded rows have.
@@ -219,9 +257,16 @@ class LayerPages:
         if self._num_slots != self.pool.num_blocks:
             self._fit_planes()
         size = self.block_size
-        rows = [mx.contiguous(run_rows(plane, source * size, size)) for plane in self.planes]
+        counts = [1 if spec.per_block else size for spec in self.specs]
+        rows = [
+            mx.contiguous(run_rows(plane, source * count, count))
+            for plane, count in zip(self.planes, counts, strict=True)
+        ]
         mx.eval(rows)
-        self.store(target * size, rows)
+        self.planes = tuple(
+            mx.slice_update(plane, copied, start_index(target * count), (2,))
+            for plane, copied, count in zip(self.planes, rows, counts, strict=True)
+        )
 
     def reside(self, span: BlockSpan, begin: int, stale_end: int, bucket: int) -> int:
         """Let a recorded step read ``bucket`` rows from ``span``'s first on; gives how many.
@@ -253,9 +298,15 @@ class LayerPages:
 
         Slices where the blocks are one run, one take a plane where they are not.
         """
+        planes = self.planes[: len(self.planes) - self.num_block_planes]
         if span.row is not None:
-            return [run_rows(plane, span.row, length) for plane in self.planes]
-        return [block_rows(plane, span.index, self.block_size, length) for plane in self.planes]
+            rows = [run_rows(plane, span.row, length) for plane in planes]
+        else:
+            rows = [block_rows(plane, span.index, self.block_size, length) for plane in planes]
+        for plane in self.planes[len(planes) :]:
+            a_block = block_rows(plane, span.index, 1, span.count)
+            rows.append(mx.repeat(a_block, self.block_size, axis=2)[:, :, :length])
+        return rows
 
     def gather(self, span: BlockSpan, length: int) -> tuple[mx.array, mx.array]:
         """Keys ``[1, Hkv, length, Dk]`` and values ``[1, Hkv, length, Dv]`` of ``span``."""
@@ -263,6 +314,19 @@ class LayerPages:
         assert layout is not None
         rows = self.rows(span, length)
         return self.codec.decode(rows, layout.key_dim, layout.value_dim, layout.dtype)
+
+    def gather_rotated(self, span: BlockSpan, length: int) -> tuple[mx.array, mx.array]:
+        """What ``gather`` gives, of TurboQuant pages before they are rotated back."""
+        layout, codec = self.layout, self.codec
+        assert layout is not None
+        assert isinstance(codec, PagedTurboQuant)
+        rows = self.rows(span, length)
+        return codec.decode_rotated(rows, layout.key_dim, layout.value_dim, layout.dtype)
+
+    @property
+    def num_block_planes(self) -> int:
+        """How many planes have one row a block: that of page means, where there are such."""
+        return sum(spec.per_block for spec in self.specs)
 
     @property
     def bytes_per_block(self) -> int:
@@ -293,8 +357,12 @@ class LayerPages:
         layout = self.layout
         assert layout is not None
         more = self.pool.num_blocks - self._num_slots
+        size = self.block_size
         zeros = [
-            mx.zeros((1, layout.num_kv_heads, more * self.block_size, spec.width), spec.dtype)
+            mx.zeros(
+                (1, layout.num_kv_heads, more * (1 if spec.per_block else size), spec.width),
+                spec.dtype,
+            )
             for spec in self.specs
         ]
         if self.planes:
@@ -304,6 +372,12 @@ class LayerPages:
             ]
         self.planes = tuple(zeros)
         self._num_slots += more
+
+
+def put_rows(plane: mx.array, rows: list[int], new: mx.array) -> mx.array:
+    """``plane`` with ``new [1, H, L, width]`` at flat rows ``rows``, L of them."""
+    index = mx.array(rows, mx.int32).reshape(1, 1, -1, 1)
+    return mx.put_along_axis(plane, mx.broadcast_to(index, new.shape), new, 2)
 
 
 @lru_cache(maxsize=64)

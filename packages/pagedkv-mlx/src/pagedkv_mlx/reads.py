@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, cast
 import mlx.core as mx
 from typing_extensions import Self
 
+from pagedkv_formats import PagedTurboQuant
 from pagedkv_mlx.arguments import own
 from pagedkv_mlx.attention import attend_rows
 from pagedkv_mlx.layout import RowLayout
@@ -36,6 +37,10 @@ class PagedRows:
         """Keys ``[1, Hkv, S, Dk]`` and values ``[1, Hkv, S, Dv]``."""
         return self._pages.gather(self._span, self._length)
 
+    def rotated(self) -> tuple[mx.array, mx.array]:
+        """The same of TurboQuant pages, before they are rotated back."""
+        return self._pages.gather_rotated(self._span, self._length)
+
 
 class GatheredRead:
     """Attention over rows in logical order, through MLX's fused kernel.
@@ -44,7 +49,7 @@ class GatheredRead:
     are the same.
     """
 
-    __slots__ = ("_layout", "_lease", "_masks", "_num_queries", "_rows", "_rule")
+    __slots__ = ("_layout", "_lease", "_masks", "_num_queries", "_rows", "_rule", "_turn")
 
     def __init__(
         self,
@@ -53,13 +58,16 @@ class GatheredRead:
         num_queries: int,
         rule: Rule,
         masks: AttentionMasks,
+        turn: PagedTurboQuant | None = None,
     ) -> None:
+        """``turn``: the format whose rows are attended as they lie, rotated."""
         self._rows: RowSource | None = rows
         self._layout = layout
         self._num_queries = num_queries
         self._rule = rule
         self._masks = masks
         self._lease: Lease | None = None
+        self._turn = turn
 
     def attend(
         self,
@@ -79,11 +87,16 @@ class GatheredRead:
         if self._rows is None:
             self._refuse()
         self._layout.check_queries(queries)
-        keys, values = self._rows()
-        if isinstance(mask, Phase):
-            rule = self._phase_mask(queries.shape[2], keys.shape[2])
-            return attend_rows(queries, keys, values, scale, rule, sinks, softcap)
-        return attend_rows(queries, keys, values, scale, mask, sinks, softcap)
+        turn = self._turn
+        if turn is None:
+            keys, values = self._rows()
+        else:
+            assert isinstance(self._rows, PagedRows)
+            keys, values = self._rows.rotated()
+            queries = turn.rotate_queries(queries)
+        rule = self._phase_mask(queries, keys) if isinstance(mask, Phase) else mask
+        output = attend_rows(queries, keys, values, scale, rule, sinks, softcap)
+        return output if turn is None else turn.unrotate_outputs(output)
 
     def gather(self) -> tuple[mx.array, mx.array]:
         """Keys ``[1, Hkv, S, Dk]`` and values ``[1, Hkv, S, Dv]``. Raises ``Disposed``."""
@@ -108,7 +121,8 @@ class GatheredRead:
     ) -> None:
         self.dispose()
 
-    def _phase_mask(self, num_queries: int, num_keys: int) -> mx.array | Literal["causal"] | None:
+    def _phase_mask(self, queries: mx.array, keys: mx.array) -> mx.array | Literal["causal"] | None:
+        num_queries, num_keys = queries.shape[2], keys.shape[2]
         if num_queries != self._num_queries:
             raise ShapeMismatch(
                 f"queries have {num_queries} positions, the append had {self._num_queries}; "

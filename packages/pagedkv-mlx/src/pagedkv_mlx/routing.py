@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from pagedkv_formats import PagedQuantization
+from pagedkv_formats import PagedQuantization, PagedTurboQuant
 from pagedkv_protocols import PageCodec
 
 DIRECT_BITS = (2, 4, 8)
@@ -20,3 +20,10 @@ def has_direct_read(codec: PageCodec[mx.array, mx.Dtype]) -> bool:
     if isinstance(codec, PagedQuantization):
         return codec.mode == "affine" and {codec.bits, codec.value_bits} <= set(DIRECT_BITS)
     return codec.name == "dense"
+
+
+def attended_rotated(codec: PageCodec[mx.array, mx.Dtype]) -> PagedTurboQuant | None:
+    """The format itself if its decode and window reads attend rotated rows with rotated queries."""
+    if isinstance(codec, PagedTurboQuant) and codec.kernels == "rotated":
+        return codec
+    return None

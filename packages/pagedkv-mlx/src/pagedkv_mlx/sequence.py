@@ -73,9 +73,12 @@ class PagedSequence:
             self.find_room(length)
         elif self._keep is not None:
             self.release_behind()
-        span = self.span
-        row = self.flat_rows(begin, end) if span.row is None else span.row + begin - span.start
-        self.pages.write(row, keys, values)
+        span, pages = self.span, self.pages
+        if pages.keeps_means:
+            pages.write_blocks(self.table, begin, keys, values)
+        else:
+            row = self.flat_rows(begin, end) if span.row is None else span.row + begin - span.start
+            pages.write(row, keys, values)
         self.offset = end
         return length
 
@@ -116,7 +119,7 @@ class PagedSequence:
         if length:
             if length > self.room_end:
                 self.find_room(length)
-            self.pages.store(self.flat_rows(0, length), rows)
+            self.pages.restore(self.table, rows)
             self.offset = length
 
     def flat_rows(self, begin: int, end: int) -> int | list[int]:

@@ -168,6 +168,8 @@ class PagedTurboQuant:
 
     def unrotate_outputs(self, outputs: mx.array) -> mx.array:
         """Outputs ``[B, Hq, L, Dv]`` over values of ``decode_rotated``, as over ``decode``'s."""
+        if not outputs.shape[-1]:
+            return outputs
         turn = rotation(self.seed, outputs.shape[-1])
         return turn.revert(outputs.astype(mx.float32)).astype(outputs.dtype)
 
