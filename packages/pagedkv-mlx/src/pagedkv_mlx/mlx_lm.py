@@ -224,15 +224,40 @@ def regroup(entries: Sequence[PagedPromptCache]) -> None:
         entry.group = group
 
 
+@attrs.frozen
+class KeepDense:
+    """A policy: the first and last so many attention layers keep pages as the rows came.
+
+    Those are the layers whose keys and values a model minds most when they are rounded.
+
+    >>> [KeepDense(first=1, last=2).keeps(layer, num_layers=5) for layer in range(5)]
+    [True, False, False, True, True]
+    """
+
+    first: int = attrs.field(default=1, validator=attrs.validators.ge(0))
+    last: int = attrs.field(default=1, validator=attrs.validators.ge(0))
+
+    def keeps(self, layer: int, num_layers: int) -> bool:
+        """Whether attention layer ``layer`` of ``num_layers`` keeps its rows as they came."""
+        return layer < self.first or layer >= num_layers - self.last
+
+
 @attrs.frozen(kw_only=True)
 class PageOptions:
     """How the pages of a model's layers are made; see ``PagedKVCache`` for each."""
 
+    policy: KeepDense | None = None
     block_size: int | None = None
     quantization: PagedQuantization | None = None
     turbo: PagedTurboQuant | None = None
     direct: bool | Literal["auto"] = False
     release_behind: bool = False
+
+    def layer(self, index: int, num_layers: int) -> PageOptions:
+        """The options of attention layer ``index``, by the policy."""
+        if self.policy is not None and self.policy.keeps(index, num_layers):
+            return attrs.evolve(self, quantization=None, turbo=None)
+        return self
 
     def cache(
         self, capacity: int | None, window: int | None, masks: AttentionMasks
@@ -274,9 +299,10 @@ def make_paged_prompt_cache(
 
     ``capacity``: positions (prompt and new tokens) that each layer reserves at its first
     append; layers grow past it. ``options``: ``block_size``, ``quantization``, ``turbo``,
-    ``direct``, and ``release_behind`` for layers with a sliding window. A layer that keeps
-    something else than keys and values, such as recurrent state, or a sliding window with
-    kept first tokens, has the entry that the model makes.
+    ``direct``, ``policy`` (a ``KeepDense``: which layers are not quantized), and
+    ``release_behind`` for layers with a sliding window. A layer that keeps something else
+    than keys and values, such as recurrent state, or a sliding window with kept first tokens,
+    has the entry that the model makes.
 
     Raises ``InvalidArgument`` as ``PagedKVCache`` does.
     """
@@ -284,7 +310,11 @@ def make_paged_prompt_cache(
     entries = mlx_lm_cache.make_prompt_cache(model)
     windows = {id(e): sliding_window(e) for e in entries if is_attention(e)}
     return grouped(
-        entries, {key: chosen.cache(capacity, window, masks) for key, window in windows.items()}
+        entries,
+        {
+            key: chosen.layer(index, len(windows)).cache(capacity, window, masks)
+            for index, (key, window) in enumerate(windows.items())
+        },
     )
 
 
@@ -298,7 +328,10 @@ def page_prompt_cache(
     """
     chosen, masks = PageOptions(**options), AttentionMasks()
     fresh = [entry for entry in caches if is_full_attention(entry) and entry.empty()]
-    paged = {id(entry): chosen.cache(capacity, None, masks) for entry in fresh}
+    paged = {
+        id(entry): chosen.layer(index, len(fresh)).cache(capacity, None, masks)
+        for index, entry in enumerate(fresh)
+    }
     caches[:] = grouped(caches, paged)
     return caches
 
@@ -323,7 +356,9 @@ def use_paged_caches(
     paged = [index for index, entry in enumerate(fresh_entries(model)) if is_attention(entry)]
     if isinstance(limit, Bytes):
         limit = Bytes(max(1, limit.count // max(1, len(paged))))
-    pools = {index: chosen.pages(limit) for index in paged}
+    pools = {
+        index: chosen.layer(place, len(paged)).pages(limit) for place, index in enumerate(paged)
+    }
 
     def make_cache() -> list[Any]:
         entries, masks = fresh_entries(model), AttentionMasks()
