@@ -85,4 +85,4 @@ def apart(rows: mx.array) -> mx.array:
 def first_half(heads: int) -> mx.array:
     """Whether a head is in the first half of ``heads``, ``[heads, 1, 1]``."""
     half = heads // 2
-    return mx.array([True] * half + [False] * half).reshape(heads, 1, 1)
+    return mx.array([[[True]]] * half + [[[False]]] * half)
