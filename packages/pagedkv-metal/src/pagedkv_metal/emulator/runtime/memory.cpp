@@ -12,9 +12,9 @@ namespace pkv {
 
 Launch* launch;
 
-// Each buffer lies in the middle of 128 GiB of addresses, so that a wrong address falls beside it
+// Each buffer lies in the middle of 512 GiB of addresses, so that a wrong address falls beside it
 // and not into another.
-constexpr uint64_t ROOM_BITS = 37;
+constexpr uint64_t ROOM_BITS = 39;
 constexpr uint64_t ROOM = 1ull << ROOM_BITS;
 
 static char* arena;
