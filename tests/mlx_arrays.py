@@ -14,7 +14,7 @@ class MLXArrays:
     """Arrays from numbers and back; a dtype is called as in ``mlx.core``, and ``bool``."""
 
     def make(self, values: Sequence[float], shape: Sequence[int], dtype: str, /) -> mx.array:
-        return mx.array(list(values), mx.float32).astype(mlx_dtype(dtype)).reshape(*shape)
+        return mx.array(list(values), mx.float32).astype(mlx_dtype(dtype)).reshape(tuple(shape))
 
     def shape(self, array: mx.array, /) -> tuple[int, ...]:
         return tuple(array.shape)
