@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedkv_formats import PagedTurboQuant, codec_from_dict
-from pagedkv_formats.turboquant.codec import traced_length
+from pagedkv_formats.turboquant.graphs import traced_length
 from pagedkv_protocols import IllegalFormat, InvalidArgument
 
 DTYPES = (mx.bfloat16, mx.float16, mx.float32)
@@ -61,7 +61,7 @@ def joined(chunks):
     [
         ({"key_bits": 0}, "key_bits is 0; TurboQuant takes 1 to 8"),
         ({"value_bits": 9}, "value_bits is 9; TurboQuant takes 1 to 8"),
-        ({"key_bits": 4.5}, "key_bits is 4.5;"),
+        ({"key_bits": 4.0}, "key_bits is 4.0;"),
         ({"value_bits": True}, "value_bits is True;"),
         ({"seed": -1}, "seed is -1; TurboQuant takes 0 to"),
         ({"seed": 2**64}, "seed is 18446744073709551616;"),
@@ -233,6 +233,17 @@ def test_a_length_is_traced_with_an_eighth_more_at_most_and_few_lengths_are_trac
 
 def test_a_growing_window_is_traced_for_few_lengths():
     assert len({traced_length(length) for length in range(1, 131073)}) == 16 + 8 * 13
+
+
+@pytest.mark.parametrize("dim", [64, 72, 80])
+@pytest.mark.parametrize("bits", [(8, 4), (4, 4)])
+def test_no_rows_are_encoded_and_decoded_to_no_rows(dim, bits):
+    codec, nothing = PagedTurboQuant(*bits), mx.zeros((1, 2, 0, dim), mx.bfloat16)
+    rows = codec.encode(nothing, nothing)
+    widths = [plane.width for plane in codec.planes(dim, dim, mx.bfloat16)]
+    assert [plane.shape for plane in rows] == [(1, 2, 0, width) for width in widths]
+    for decode in (codec.decode, codec.decode_rotated):
+        assert [part.shape for part in decode(rows, dim, dim, mx.bfloat16)] == [(1, 2, 0, dim)] * 2
 
 
 # Both domains.

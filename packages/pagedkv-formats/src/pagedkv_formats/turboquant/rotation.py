@@ -9,11 +9,14 @@ from typing import cast
 import attrs
 import mlx.core as mx
 
-HADAMARD_DIMS = frozenset(m << k for m in (1, 12, 20, 28) for k in range(10) if 16 <= m << k <= 512)
+HADAMARD_DIMS = frozenset(
+    m << k for m in (1, 12, 20, 28) for k in range(1, 10) if 16 <= m << k <= 512
+)
 """Dims whose ``mx.hadamard_transform`` was seen to be right: a matrix of ±1, orthogonal.
 
-Elsewhere it is not called: on MLX 0.32.4, on the CPU, it corrupts memory for dims 72, 120 and
-144, and gives wrong numbers for 36 and NaN for 576.
+Elsewhere it is not called. MLX 0.32.4 on the CPU corrupts memory for dims 72, 120 and 144, and
+gives wrong numbers for 36 and NaN for 576; on Metal some versions cannot build it for 20 and 28
+(MLX issue 4049).
 """
 
 SYMMETRIC_DIMS = frozenset(d for d in HADAMARD_DIMS if d & (d - 1) == 0 or d % 3 == 0)
