@@ -34,8 +34,8 @@ Keys and values are judged apart: their dims may differ, and in `affine` their b
 ## Head dims
 
 The bits that are legal for keys or values of each head dim; – where none are. Dims that are no
-multiple of 32, such as 72, 80 and 112, divide by no group that MLX has: leave their pages
-unquantized. `nvfp4` has groups of 16, but MLX packs them in pairs.
+multiple of 32, such as 72, 80 and 112, divide by no group that MLX has: `PagedTurboQuant` holds
+them, and dense pages do. `nvfp4` has groups of 16, but MLX packs them in pairs.
 """
 
 BETWEEN = """

@@ -73,14 +73,14 @@ def ways_out(dim: int) -> str:
     >>> ways_out(192)
     'dim 192 divides by groups 32, 64'
     >>> ways_out(80)
-    'dim 80 divides by no group that MLX has (32, 64, 128): leave such pages unquantized'
+    'dim 80 divides by no group that MLX has (32, 64, 128): use TurboQuant or dense pages'
     """
     groups = MODES["affine"].group_sizes
     match [group for group in groups if dim > 0 and dim % group == 0]:
         case []:
             return (
                 f"dim {dim} divides by no group that MLX has ({listed(groups)}): "
-                "leave such pages unquantized"
+                "use TurboQuant or dense pages"
             )
         case [group]:
             return f"dim {dim} divides by group {group} only"
