@@ -182,6 +182,18 @@ def test_pages_that_are_slices_of_a_plane_come_back_as_if_they_were_alone():
         assert same(decoded, through_mlx(rows[:, :, 2:7], 3, codec))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("codec", CODECS, ids=PagedQuantization.signature)
+def test_no_rows_are_stored_as_no_rows_and_come_back_as_none(codec, dtype):
+    keys, values = mx.zeros((1, 2, 0, 128), dtype), mx.zeros((1, 2, 0, 256), dtype)
+    coded, specs = codec.encode(keys, values), codec.planes(128, 256, dtype)
+    assert [plane.shape for plane in coded] == [(1, 2, 0, spec.width) for spec in specs]
+    assert [plane.dtype for plane in coded] == [spec.dtype for spec in specs]
+    for decoded, rows in zip(round_trip(codec, keys, values), (keys, values), strict=True):
+        mx.eval(decoded)
+        assert (decoded.shape, decoded.dtype) == (rows.shape, dtype)
+
+
 # Degenerate rows.
 
 

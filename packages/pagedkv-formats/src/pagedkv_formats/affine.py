@@ -110,10 +110,8 @@ class PagedQuantization:
 
     def encode(self, keys: mx.array, values: mx.array, /) -> tuple[mx.array, ...]:
         """The planes' rows: each row is coded alone, whatever shares the call."""
-        coded = mx.quantize(keys, self.group_size, self.bits, self.mode)
-        if not values.shape[-1]:
-            return tuple(coded)
-        return (*coded, *mx.quantize(values, self.group_size, self.value_bits, self.mode))
+        coded = self._encode(keys, self.bits)
+        return (*coded, *self._encode(values, self.value_bits)) if values.shape[-1] else coded
 
     def decode(
         self, rows: Sequence[mx.array], key_dim: int, value_dim: int, dtype: mx.Dtype, /
@@ -123,12 +121,12 @@ class PagedQuantization:
         The mx and nv modes decode to bf16 and are cast from there, as scales say no dtype.
         """
         if not value_dim:
-            keys = self._decode(rows, self.bits, dtype)
+            keys = self._decode(rows, key_dim, self.bits, dtype)
             return keys, mx.zeros((*keys.shape[:-1], 0), dtype)
         half = len(rows) // 2
         return (
-            self._decode(rows[:half], self.bits, dtype),
-            self._decode(rows[half:], self.value_bits, dtype),
+            self._decode(rows[:half], key_dim, self.bits, dtype),
+            self._decode(rows[half:], value_dim, self.value_bits, dtype),
         )
 
     def signature(self) -> str:
@@ -181,8 +179,16 @@ class PagedQuantization:
         yield PlaneSpec(f"{prefix}_scales", groups, dtype)
         yield PlaneSpec(f"{prefix}_biases", groups, dtype)
 
-    def _decode(self, coded: Sequence[mx.array], bits: int, dtype: mx.Dtype) -> mx.array:
+    def _encode(self, rows: mx.array, bits: int) -> tuple[mx.array, ...]:
+        if rows.size:
+            return tuple(mx.quantize(rows, self.group_size, bits, self.mode))
+        specs = self._planes("", rows.shape[-1], bits, rows.dtype)  # MLX refuses to code no rows
+        return tuple(mx.zeros((*rows.shape[:-1], spec.width), spec.dtype) for spec in specs)
+
+    def _decode(self, coded: Sequence[mx.array], dim: int, bits: int, dtype: mx.Dtype) -> mx.array:
         codes, scales = coded[:2]
+        if not codes.size:
+            return mx.zeros((*codes.shape[:-1], dim), dtype)
         biases = coded[2] if self.mode == "affine" else None
         return mx.dequantize(codes, scales, biases, self.group_size, bits, self.mode).astype(dtype)
 
