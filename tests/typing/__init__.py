@@ -1,1 +1,1 @@
-"""What users' type checkers see; nothing here is run."""
+"""What users see of the types: checked by mypy and basedpyright, and run."""
