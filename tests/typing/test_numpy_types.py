@@ -72,13 +72,13 @@ def test_reads_are_of_the_array_type() -> None:
 
 
 def reading(cache: Cache[Array]) -> None:
-    assert_type(cache.append_decode(ONE, ONE), Read[Array])
     with cache.append_window(ROWS, ROWS) as read:
         assert_type(read, Read[Array])
         assert_type(read.attend(ROWS, 0.5), Array)
         assert_type(read.attend(ROWS, 0.5, mask=PHASE, sinks=SINKS, softcap=50.0), Array)
         assert_type(read.attend(ROWS, 0.5, mask=None), Array)
         assert_type(read.attend(ROWS, 0.5, mask=np.zeros((3, 3), np.float32)), Array)
+    assert_type(cache.append_decode(ONE, ONE), Read[Array])
 
 
 def test_what_a_cache_hands_out_is_typed() -> None:
