@@ -139,7 +139,7 @@ def check_arrows(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Every test and every doctest, the real model included."""
     install_everything(session)
-    session.run("pytest", *session.posargs)
+    session.run("pytest", "--durations=10", "--durations-min=5", *session.posargs)
 
 
 @nox.session
