@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from pagedkv_formats.legal import check_dim, legal_int, legal_mode
 from pagedkv_formats.parameters import check_parameters
+from pagedkv_formats.unpacking import affine_numbers
 from pagedkv_protocols import PageCodec, PlaneSpec
 
 
@@ -189,8 +190,12 @@ class PagedQuantization:
         codes, scales = coded[:2]
         if not codes.size:
             return mx.zeros((*codes.shape[:-1], dim), dtype)
-        biases = coded[2] if self.mode == "affine" else None
-        return mx.dequantize(codes, scales, biases, self.group_size, bits, self.mode).astype(dtype)
+        if self.mode != "affine":
+            return mx.dequantize(codes, scales, None, self.group_size, bits, self.mode).astype(
+                dtype
+            )
+        numbers = affine_numbers if mx.default_device() == mx.cpu else mx.dequantize
+        return numbers(codes, scales, coded[2], self.group_size, bits).astype(dtype)
 
 
 if TYPE_CHECKING:
