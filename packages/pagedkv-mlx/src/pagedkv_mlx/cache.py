@@ -19,7 +19,7 @@ from pagedkv_mlx.reads import GatheredRead, HeldRows, JoinedRows
 from pagedkv_mlx.routing import attended_rotated, has_direct_read
 from pagedkv_mlx.rules import ALL, Causal, Given, Overlaid, Rule
 from pagedkv_mlx.sequence import PagedSequence, RoomMaker
-from pagedkv_mlx.slots import PageSlot, bucket_for, default_phase, padded
+from pagedkv_mlx.slots import PageSlot, bucket_for, default_phase, is_shapeless, padded
 from pagedkv_pool import BlockPool
 from pagedkv_protocols import (
     BidirectionalCache,
@@ -433,8 +433,8 @@ class PagedKVCache:
         On a CPU in the pages themselves where they are this cache's own and one run.
         """
         phase = default_phase()
-        if self._window is not None and phase is DecodePhase.CONCAT:
-            return DecodePhase.BUCKET  # a window needs a mask
+        if phase is DecodePhase.CONCAT and self._why_not_concat():
+            phase = DecodePhase.BUCKET
         resides = self.sequence.owns_pages and self.sequence.table.is_run
         return DecodePhase.RESIDENT if phase is DecodePhase.BUCKET and resides else phase
 
@@ -502,8 +502,16 @@ class PagedKVCache:
             raise Unsupported("positions are given back behind the window: no step is recorded")
         if any(spec.per_block for spec in self.pages.specs):
             raise Unsupported("page means belong to a block's first write: no step is recorded")
-        if phase is DecodePhase.CONCAT and self._window is not None:
-            raise Unsupported("a window needs a mask, which CONCAT has not; use BUCKET")
+        if phase is DecodePhase.CONCAT and (reason := self._why_not_concat()):
+            raise Unsupported(f"{reason}; use BUCKET")
+
+    def _why_not_concat(self) -> str | None:
+        if self._window is not None:
+            return "a window needs a mask, which CONCAT has not"
+        layout = self.sequence.layout
+        if layout is not None and not is_shapeless(self.pages.codec, layout):
+            return f"rows of {self.pages.codec.signature()} cannot be recorded without shapes"
+        return None
 
     # Groups -------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, cast
 
 import attrs
@@ -123,6 +124,28 @@ def padded(rows: mx.array, length: int) -> mx.array:
     """``rows [1, H, S, D]`` with zeros behind them: ``[1, H, length, D]``."""
     more = length - rows.shape[2]
     return mx.pad(rows, [(0, 0), (0, 0), (0, more), (0, 0)]) if more else rows
+
+
+@lru_cache(maxsize=64)
+def is_shapeless(codec: PageCodec[mx.array, mx.Dtype], layout: RowLayout) -> bool:
+    """Whether a row can pass through ``codec`` in a graph that knows no lengths.
+
+    MLX can record the rows of dense and affine pages so; the mx and nv modes and TurboQuant
+    look at numbers as others' bytes, which it cannot.
+    """
+
+    def through(keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        rows = codec.encode(keys, values)
+        return codec.decode(rows, layout.key_dim, layout.value_dim, layout.dtype)
+
+    recorded = mx.compile(through, shapeless=True)
+    heads, dims = layout.num_kv_heads, (layout.key_dim, layout.value_dim)
+    try:
+        for length in (1, 2):
+            recorded(*(mx.zeros((1, heads, length, dim), layout.dtype) for dim in dims))
+    except ValueError:
+        return False
+    return True
 
 
 def default_phase() -> DecodePhase:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from typing_extensions import NamedTuple
@@ -23,7 +23,7 @@ class PlaneSpec(NamedTuple, Generic[DtypeT]):
     per_block: bool = False
 
 
-class PageCodec(Protocol[ArrayT, DtypeT]):
+class PageCodec(Hashable, Protocol[ArrayT, DtypeT]):
     """How rows become page bytes and return: a frozen value, the same for every row.
 
     - a row's codes depend on that row alone, whatever rows share the call;
