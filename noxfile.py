@@ -102,6 +102,8 @@ def layers(session: nox.Session) -> None:
     wheels = build_wheels(session, room / "wheels")
     for package in session.posargs or PACKAGES:
         test_alone(session, package, wheels, room / package)
+    if not session.posargs:
+        test_foreign_cache(session, wheels, room / "numpy")
     check_arrows(session)
 
 
@@ -127,6 +129,16 @@ def test_alone(
                 "--constraints", str(wheels), f"{package}{extras(package)}")  # fmt: skip
     session.run(python, "-c", where, external=True)
     session.run(python, "-m", "pytest", "-q", f"tests/{layer(package)}", external=True)
+
+
+def test_foreign_cache(session: nox.Session, wheels: pathlib.Path, venv: pathlib.Path) -> None:
+    """A cache of NumPy arrays passes the kit with the protocols and NumPy installed, no more."""
+    python = str(venv / "bin" / "python")
+    session.run("uv", "venv", "-q", "--clear", "--python", sys.executable, str(venv))
+    session.run("uv", "pip", "install", "-q", "--python", python, "--no-sources",
+                "--constraints", str(wheels),
+                "pagedkv-protocols[conformance]", "numpy")  # fmt: skip
+    session.run(python, "-m", "pytest", "-q", "tests/numpy_cache", external=True)
 
 
 def check_arrows(session: nox.Session) -> None:

@@ -19,6 +19,7 @@ from pagedkv_mlx import (
     LayerPages,
     PagedKVCache,
     PagedQuantization,
+    PagedTurboQuant,
     RowLayout,
 )
 from pagedkv_pool import BlockPool
@@ -29,7 +30,6 @@ from pagedkv_protocols import (
     DonorRows,
     MaskLease,
     Masks,
-    PageCodec,
     Read,
     supports,
 )
@@ -53,7 +53,7 @@ def test_a_cache_answers_in_arrays_of_mlx() -> None:
     assert_type(cache.pool, BlockPool)
     assert_type(cache.masks, AttentionMasks)
     assert_type(cache.quantization, PagedQuantization | None)
-    assert_type(cache.turbo, PageCodec[mx.array, mx.Dtype] | None)
+    assert_type(cache.turbo, PagedTurboQuant | None)
     assert_type(cache.direct, bool | Literal["auto"])
     assert_type(cache.append_window(ROWS, ROWS), GatheredRead)
     assert_type(cache.append_decode(ONE, ONE), GatheredRead)
