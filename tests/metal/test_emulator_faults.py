@@ -51,7 +51,7 @@ ATTENTION_FAULTS = {
     "a read past threadgroup memory by an index": Fault(
         "float mine = scores[thread_index];",
         "float mine = scores[thread_index + 60];",
-        ["index out of bounds", "takes element", "of 'float [64]'", ".metal:47"],
+        ["index out of bounds", "takes element", "[64]'", ".metal:47"],
     ),
     "an address that does not fit its int": Fault(
         "((ulong(slot) * block + row) * heads + head) * dim",
@@ -138,7 +138,7 @@ ATTENTION_FAULTS = {
     "a loop without an end": Fault(
         "d < D; d += 32) {\n        score",
         "d < D; d += 0) {\n        score",
-        ["endless kernel", "still ran after 1 seconds, at split_attention", "thread ("],
+        ["endless kernel", "still ran after 1 seconds", "split_attention.metal:3", "thread ("],
     ),
     "a pointer to nothing": Fault(
         "float(values[row + d])",
@@ -163,7 +163,7 @@ ATTENTION_FAULTS = {
     "an index past a private array": Fault(
         "float weighed = 0.0f;",
         "float own[4] = {}; own[2 + int(lane)] = 0.0f; float weighed = own[0];",
-        ["index out of bounds", "takes element", "'float [4]'", "split_attention.metal:66"],
+        ["index out of bounds", "takes element", "[4]'", "split_attention.metal:66"],
     ),
     "more stack than there is": Fault(
         "const float top = ",
@@ -365,6 +365,21 @@ def test_an_address_past_32_bits_is_reported_where_it_points():
     offset = re.search(r"at offset (\d+) of input keys", str(caught.value))
     assert offset
     assert 0 <= int(offset[1]) - (1 << 33) < per_slot * 2
+
+
+def test_an_address_that_wraps_in_32_bits_is_reported_where_it_wraps():
+    """A slot past 2^32 elements, computed in ``uint`` and widened too late."""
+    kernel = SPLIT.edited(
+        "((ulong(slot) * block + row) * heads + head) * dim",
+        "ulong(((slot * block + row) * heads + head) * dim)",
+    )
+    inputs = FULL.inputs()
+    per_slot = FULL.block * FULL.heads * FULL.dim
+    inputs["table"] = mx.full((8,), (1 << 32) // per_slot + 1, mx.uint32)
+    with pytest.raises(EmulatorFault) as caught:
+        emulated(FULL, inputs, split=kernel)
+    said = r"product past 32 bits: thread .* computes \d+ \* 64 in 32 bits, .* split_attention.h:3"
+    assert re.search(said, str(caught.value))
 
 
 def test_the_process_lives_on_after_every_fault():

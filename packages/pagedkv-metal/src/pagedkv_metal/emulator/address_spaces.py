@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import importlib.util
-import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from pagedkv_metal.emulator.clang import clang_version, read
 from pagedkv_metal.emulator.compiler import RUNTIME
+from pagedkv_metal.emulator.edits import edited, origin
 from pagedkv_metal.emulator.front import KernelText, MetalText
-from pagedkv_metal.emulator.marks import spaced
+from pagedkv_metal.emulator.marks import spaces
+from pagedkv_metal.emulator.tokens import Tokens
 
 PASS_FLAGS = (
     "-std=c++17",
@@ -27,144 +26,58 @@ PASS_FLAGS = (
     "-Werror=shift-count-overflow",
     "-Werror=division-by-zero",
 )
-_FILE = b"kernel.cpp"
-_ERROR = 3
 
 
-def pass_unit(kernel: KernelText, text: MetalText) -> str:
-    """MLX's text after the stub that gives the address spaces numbers."""
-    header, source = spaced(kernel.header, kernel.source)
-    lines = [
-        (RUNTIME / "address_spaces.h").read_text(encoding="utf-8").replace("#pragma once", ""),
-        f'#line 1 "{kernel.name}.h"',
-        header,
-        f'#line 1 "{kernel.name}.signature"',
-        text.signature,
-        f'#line 1 "{kernel.name}.metal"',
-        source,
-        f'#line 1 "{kernel.name}.entry"',
-        "}",
-        f"template decltype({text.instance}) {text.instance};" if "<" in text.instance else "",
-    ]
-    return "\n".join(lines)
+class Examined(NamedTuple):
+    """What the pass found: errors, and each 32-bit product by its offset in a text."""
 
-
-def errors(kernel: KernelText, text: MetalText) -> list[str]:
-    """What clang says of a kernel, each with its place; nothing where it is right."""
-    clang = _find_clang()
-    return list(_errors(clang, pass_unit(kernel, text).encode())) if clang else []
+    errors: list[str]
+    in_header: list[int]
+    in_source: list[int]
 
 
 def pass_options() -> str:
     """What the pass is told, and by which clang it is made."""
-    clang = _find_clang()
-    if clang is None:
+    version = clang_version()
+    if not version:
         return "not checked: install pagedkv-metal[emulator] for clang's front end"
-    version = _text(clang, clang.clang_getClangVersion())
     return " ".join([version, *PASS_FLAGS])
 
 
-@functools.cache
-def _find_clang() -> ctypes.CDLL | None:
-    """The library of the wheel ``libclang``, or nothing where that is not installed."""
-    package = importlib.util.find_spec("clang")
-    folders = (package.submodule_search_locations or []) if package else []
-    found = [path for folder in folders for path in pathlib.Path(folder).glob("native/libclang.*")]
-    return _declared(ctypes.CDLL(str(found[0]))) if found else None
-
-
-class _String(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_void_p), ("flags", ctypes.c_uint))
-
-
-class _Location(ctypes.Structure):
-    _fields_ = (("pointers", ctypes.c_void_p * 2), ("number", ctypes.c_uint))
-
-
-class _Unsaved(ctypes.Structure):
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("contents", ctypes.c_char_p),
-        ("length", ctypes.c_ulong),
+def examined(kernel: KernelText, text: MetalText) -> Examined:
+    """What clang's front end says of a kernel; nothing where it is not installed."""
+    if not clang_version():
+        return Examined([], [], [])
+    header_edits, source_edits = spaces(Tokens(kernel.header)), spaces(Tokens(kernel.source))
+    header, source = edited(kernel.header, header_edits), edited(kernel.source, source_edits)
+    above = _lines([_stub(), f'#line 1 "{kernel.name}.h"'])
+    between = _lines(
+        [f'\n#line 1 "{kernel.name}.signature"', text.signature, f'#line 1 "{kernel.name}.metal"']
+    )
+    instance = f"template decltype({text.instance}) {text.instance};" if text.is_template else ""
+    below = _lines([f'\n#line 1 "{kernel.name}.entry"', "}", instance])
+    found = read(_ascii(above + header + between + source + below), PASS_FLAGS, len(above))
+    header_at, source_at = len(above), len(above + header + between)
+    return Examined(
+        found.errors,
+        [origin(header_edits, at) for at in _inside(found.products, header_at, header)],
+        [origin(source_edits, at) for at in _inside(found.products, source_at, source)],
     )
 
 
-def _declared(clang: ctypes.CDLL) -> ctypes.CDLL:
-    """With the types of the functions that are called; the rest give and take an ``int``."""
-    pointer, number = ctypes.c_void_p, ctypes.c_uint
-    kinds: dict[str, tuple[list[type], type | None]] = {
-        "clang_createIndex": ([ctypes.c_int, ctypes.c_int], pointer),
-        "clang_getNumDiagnostics": ([pointer], number),
-        "clang_getDiagnostic": ([pointer, number], pointer),
-        "clang_getDiagnosticSeverity": ([pointer], ctypes.c_int),
-        "clang_getDiagnosticSpelling": ([pointer], _String),
-        "clang_getDiagnosticLocation": ([pointer], _Location),
-        "clang_getChildDiagnostics": ([pointer], pointer),
-        "clang_getNumDiagnosticsInSet": ([pointer], number),
-        "clang_getDiagnosticInSet": ([pointer, number], pointer),
-        "clang_getClangVersion": ([], _String),
-        "clang_getCString": ([_String], ctypes.c_char_p),
-        "clang_disposeString": ([_String], None),
-        "clang_disposeDiagnostic": ([pointer], None),
-        "clang_disposeTranslationUnit": ([pointer], None),
-        "clang_disposeIndex": ([pointer], None),
-    }
-    for name, (takes, gives) in kinds.items():
-        function = getattr(clang, name)
-        function.argtypes, function.restype = takes, gives
-    return clang
+def _stub() -> str:
+    return (RUNTIME / "address_spaces.h").read_text(encoding="utf-8").replace("#pragma once", "")
 
 
-class _Parsed(NamedTuple):
-    owner: ctypes.c_void_p
-    unit: ctypes.c_void_p
+def _lines(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
 
 
-def _errors(clang: ctypes.CDLL, text: bytes) -> Iterator[str]:
-    parsed = _parse(clang, text)
-    for number in range(clang.clang_getNumDiagnostics(parsed.unit)):
-        diagnostic = clang.clang_getDiagnostic(parsed.unit, number)
-        if clang.clang_getDiagnosticSeverity(diagnostic) >= _ERROR:
-            yield f"{_place(clang, diagnostic)}: {_said(clang, diagnostic)}"
-        clang.clang_disposeDiagnostic(diagnostic)
-    clang.clang_disposeTranslationUnit(parsed.unit)
-    clang.clang_disposeIndex(parsed.owner)
+def _ascii(text: str) -> str:
+    """One byte a character: others stand only in comments and strings."""
+    return text.encode("ascii", "replace").decode()
 
 
-def _parse(clang: ctypes.CDLL, text: bytes) -> _Parsed:
-    index = clang.clang_createIndex(0, 0)
-    words = (ctypes.c_char_p * len(PASS_FLAGS))(*(flag.encode() for flag in PASS_FLAGS))
-    unsaved = _Unsaved(_FILE, text, len(text))
-    unit = ctypes.c_void_p()
-    failed = clang.clang_parseTranslationUnit2(
-        ctypes.c_void_p(index), _FILE, words, len(words), ctypes.byref(unsaved), 1, 0,
-        ctypes.byref(unit),
-    )  # fmt: skip
-    assert not failed, f"clang gave up with {failed}"
-    return _Parsed(index, unit)
-
-
-def _text(clang: ctypes.CDLL, string: _String) -> str:
-    said: bytes = clang.clang_getCString(string)
-    clang.clang_disposeString(string)
-    return said.decode()
-
-
-def _said(clang: ctypes.CDLL, diagnostic: int) -> str:
-    """Its words, and those of its first note, which says why nothing matches."""
-    said = _text(clang, clang.clang_getDiagnosticSpelling(diagnostic))
-    notes = clang.clang_getChildDiagnostics(diagnostic)
-    if clang.clang_getNumDiagnosticsInSet(notes) == 0:
-        return said
-    note = clang.clang_getDiagnosticInSet(notes, 0)
-    return f"{said} ({_text(clang, clang.clang_getDiagnosticSpelling(note))})"
-
-
-def _place(clang: ctypes.CDLL, diagnostic: int) -> str:
-    """By the names and numbers of ``#line``."""
-    location = clang.clang_getDiagnosticLocation(diagnostic)
-    file, line, column = _String(), ctypes.c_uint(), ctypes.c_uint()
-    clang.clang_getPresumedLocation(
-        location, ctypes.byref(file), ctypes.byref(line), ctypes.byref(column)
-    )
-    return f"{_text(clang, file)}:{line.value}"
+def _inside(offsets: Iterable[int], start: int, part: str) -> list[int]:
+    """Those that fall into ``part``, counted from its start."""
+    return [offset - start for offset in offsets if 0 <= offset - start < len(part)]

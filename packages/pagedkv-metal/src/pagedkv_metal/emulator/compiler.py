@@ -102,3 +102,16 @@ def find_compiler() -> Compiler:
         raise Unsupported("no C++ compiler was found in PATH; install g++ or clang++, or set CXX")
     shown = subprocess.run([found, "--version"], capture_output=True, text=True, check=True)  # noqa: S603
     return Compiler(found, shown.stdout)
+
+
+@functools.cache
+def runtime_text() -> str:
+    """Every file of the run-time: what it compiles to is a new one when they change."""
+    return "".join(path.read_text(encoding="utf-8") for path in sorted(RUNTIME.iterdir()))
+
+
+@functools.cache
+def own_text() -> str:
+    """The run-time, and the modules that write kernels for it."""
+    modules = sorted(pathlib.Path(__file__).parent.glob("*.py"))
+    return runtime_text() + "".join(path.read_text(encoding="utf-8") for path in modules)

@@ -49,6 +49,11 @@ class MetalText(NamedTuple):
     instance: str
     parameters: tuple[Parameter, ...]
 
+    @property
+    def is_template(self) -> bool:
+        """Whether the function has template arguments."""
+        return self.instance != self.function
+
 
 def metal_text(
     kernel: KernelText,

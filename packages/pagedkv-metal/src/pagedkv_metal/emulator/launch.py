@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -10,9 +9,15 @@ from typing import NamedTuple, cast
 
 import mlx.core as mx
 
-from pagedkv_metal.emulator.address_spaces import errors, pass_options
+from pagedkv_metal.emulator.address_spaces import examined, pass_options
 from pagedkv_metal.emulator.cache import Cache
-from pagedkv_metal.emulator.compiler import RUNNER_FLAGS, RUNNER_LINKS, RUNTIME, Compiler
+from pagedkv_metal.emulator.compiler import (
+    RUNNER_FLAGS,
+    RUNNER_LINKS,
+    Compiler,
+    own_text,
+    runtime_text,
+)
 from pagedkv_metal.emulator.front import KernelText, MetalText, Template, metal_text
 from pagedkv_metal.emulator.process import Buffer, Outcome, Shape, run
 from pagedkv_metal.emulator.report import sentence
@@ -33,21 +38,23 @@ class Workshop(NamedTuple):
 
     def runner(self) -> str:
         """The path of the process that runs kernels."""
-        parts = [self.compiler.version, *RUNNER_FLAGS, *RUNNER_LINKS, _runtime_text()]
+        parts = [self.compiler.version, *RUNNER_FLAGS, *RUNNER_LINKS, runtime_text()]
         return self.cache.file(parts, "", self.compiler.runner)
 
     def library(self, kernel: KernelText, text: MetalText) -> str:
         """The path of a kernel, compiled."""
-        unit = translation(kernel, text)
         told = [self.compiler.version, *self.compiler.kernel_flags, pass_options()]
+        texts = [kernel.name, kernel.header, kernel.source, text.signature, text.instance]
 
         def make(path: pathlib.Path) -> None:
-            wrong = errors(kernel, text)
-            if wrong:
-                raise EmulatorFault(f"kernel {kernel.name} is not Metal: {'; '.join(wrong[:3])}")
+            found = examined(kernel, text)
+            if found.errors:
+                said = "; ".join(found.errors[:3])
+                raise EmulatorFault(f"kernel {kernel.name} is not Metal: {said}")
+            unit = translation(kernel, text, (found.in_header, found.in_source))
             self.compiler.kernel(unit, kernel.name, path)
 
-        return self.cache.file([*told, _runtime_text(), unit], ".so", make)
+        return self.cache.file([*told, own_text(), *texts], ".so", make)
 
 
 class EmulatorLaunch:
@@ -153,8 +160,3 @@ def _array(data: bytes, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
 
 def _row_major(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-
-
-@functools.cache
-def _runtime_text() -> str:
-    return "".join(path.read_text() for path in sorted(RUNTIME.iterdir()))

@@ -1,19 +1,24 @@
 """Marks: a kernel's text with what the run must know written in, on the lines where it stands.
 
-Three things cannot be seen from outside a compiled kernel:
+Four things cannot be seen from outside a compiled kernel:
 
 - in which iteration of a loop a thread waits: a loop in which threads meet counts;
 - from which call it got there: a call of a function in which threads meet says so;
-- what a threadgroup variable is called and where it ends: it is asked for by name and size.
+- what a threadgroup variable is called and where it ends: it is asked for by name and size;
+- whether an unsigned product lost its upper bits: it is computed in 64.
 """
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
 
+from pagedkv_metal.emulator.edits import Edit, edited
+from pagedkv_metal.emulator.front import KernelText
 from pagedkv_metal.emulator.meetings import body_of, callers, meets
 from pagedkv_metal.emulator.tokens import Tokens
+
+Products = tuple[Sequence[int], Sequence[int]]
 
 _LOOP = "if (pkv::Loop pkv_loop{}; false) {} else "
 _NEXT = " pkv_loop.next();"
@@ -26,49 +31,53 @@ _DECLARED = re.compile(
 )
 
 
-class Edit(NamedTuple):
-    """``text`` in the place of the characters from ``start`` to ``end``."""
+def marked(kernel: KernelText, products: Products = ((), ())) -> tuple[str, str]:
+    """Header and source for the host's compiler, line for line.
 
-    start: int
-    end: int
-    text: str
+    ``products`` are the offsets, in each, of the ``*`` that must not pass 32 bits.
 
-
-def marked(header: str, source: str) -> tuple[str, str]:
-    """Both texts for the host's compiler, line for line.
-
-    >>> _, body = marked("", "for (;;) { y = simd_sum(x); }")
-    >>> body
+    >>> def of(source, products=()):
+    ...     return marked(KernelText("k", source, (), (), ""), ((), products))[1]
+    >>> of("for (;;) { y = simd_sum(x); }")
     'if (pkv::Loop pkv_loop{}; false) {} else for (;;) { pkv_loop.next(); y = simd_sum(x); }'
-    >>> _, body = marked("", "threadgroup float a[64];")
-    >>> body
+    >>> of("threadgroup float a[64];")
     'auto& a = PKV_THREADGROUP_VARIABLE("a", float[64]);'
+    >>> of("y = a * b;", [6])
+    'y = a * pkv::times * b;'
     """
-    above, below = Tokens(header), Tokens(source)
+    above, below = Tokens(kernel.header), Tokens(kernel.source)
     known = callers(above)
     everything = callers(below, known)
     return (
-        _edited(header, _edits(above, known, declares_at=0)),
-        _edited(source, _edits(below, everything, declares_at=-1)),
+        _marked(above, known, products[0], declares_at=0),
+        _marked(below, everything, products[1], declares_at=-1),
     )
 
 
-def spaced(header: str, source: str) -> tuple[str, str]:
-    """Both texts for the syntax pass: threadgroup variables are static, pragmas are gone.
+def spaces(tokens: Tokens) -> list[Edit]:
+    """For the syntax pass: threadgroup variables are static, pragmas are gone.
 
-    >>> spaced("", "threadgroup float a[64]; threadgroup float* p = a;")[1]
+    >>> text = "threadgroup float a[64]; threadgroup float* p = a;"
+    >>> edited(text, spaces(Tokens(text)))
     'PKV_THREADGROUP_STORAGE float a[64]; PKV_THREADGROUP float* p = a;'
     """
-    header_tokens, source_tokens = Tokens(header), Tokens(source)
-    return _edited(header, _spaces(header_tokens)), _edited(source, _spaces(source_tokens))
+    edits = _pragmas(tokens)
+    for index, token in enumerate(tokens.all):
+        if token.text == "threadgroup":
+            pointer = _is_pointer(tokens, index)
+            word = "PKV_THREADGROUP" if pointer else "PKV_THREADGROUP_STORAGE"
+            edits.append(Edit(token.start, token.end, word))
+        elif _VECTOR.fullmatch(token.text):
+            edits += _made(tokens, index)
+    return edits
 
 
-def _edited(text: str, edits: list[Edit]) -> str:
-    parts, at = [], 0
-    for edit in sorted(edits):
-        parts += [text[at : edit.start], edit.text]
-        at = edit.end
-    return "".join([*parts, text[at:]])
+def _marked(
+    tokens: Tokens, known: frozenset[str], products: Sequence[int], declares_at: int
+) -> str:
+    edits = _edits(tokens, known, declares_at)
+    free = [at for at in products if not any(e.start <= at < e.end for e in edits)]
+    return edited(tokens.text, edits + [Edit(at, at + 1, "* pkv::times *") for at in free])
 
 
 def _edits(tokens: Tokens, known: frozenset[str], declares_at: int) -> list[Edit]:
@@ -152,18 +161,6 @@ def _is_pointer(tokens: Tokens, index: int) -> bool:
             return True
         index += 1
     return tokens[index] == ")"
-
-
-def _spaces(tokens: Tokens) -> list[Edit]:
-    edits = _pragmas(tokens)
-    for index, token in enumerate(tokens.all):
-        if token.text == "threadgroup":
-            pointer = _is_pointer(tokens, index)
-            word = "PKV_THREADGROUP" if pointer else "PKV_THREADGROUP_STORAGE"
-            edits.append(Edit(token.start, token.end, word))
-        elif _VECTOR.fullmatch(token.text):
-            edits += _made(tokens, index)
-    return edits
 
 
 def _made(tokens: Tokens, index: int) -> list[Edit]:

@@ -25,5 +25,5 @@ def _line(offset: str, library: str) -> str:
     words = [tool, "-i", "-e", library, f"0x{offset}"]
     shown = subprocess.run(words, capture_output=True, text=True, check=False).stdout  # noqa: S603
     lines = [line.partition(" (")[0].rpartition("./")[2] for line in shown.splitlines()]
-    ours = [line for line in lines if DIALECT not in line]
+    ours = [line for line in lines if DIALECT not in line and "?" not in line]
     return ours[0] if ours else f"code offset 0x{offset}"

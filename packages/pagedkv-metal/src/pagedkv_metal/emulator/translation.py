@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pagedkv_metal.emulator.front import KernelText, MetalText, Parameter
-from pagedkv_metal.emulator.marks import marked
+from pagedkv_metal.emulator.marks import Products, marked
 
 
-def translation(kernel: KernelText, text: MetalText) -> str:
+def translation(kernel: KernelText, text: MetalText, products: Products) -> str:
     """What the host's compiler gets; its lines are those of ``source`` and ``header``."""
-    header, source = marked(kernel.header, kernel.source)
+    header, source = marked(kernel, products)
     # Not inlined into the entry point, which is not checked.
     signature = text.signature.replace("[[kernel]]", "__attribute__((noinline))")
     return "\n".join(

@@ -5,6 +5,7 @@
 #include "lanes.h"
 #include "mathematics.h"
 #include "positions.h"
+#include "products.h"
 #include "vectors.h"
 
 using namespace metal;

@@ -56,6 +56,9 @@ void pkv_loop_next();
 void pkv_call_enter(uint number, pkv::Place place);
 void pkv_leave();
 
+// A product of unsigned numbers that 32 bits do not hold.
+void pkv_wrapped(uint a, uint b);
+
 // The address of a variable in threadgroup memory, one for all threads of a threadgroup.
 void* pkv_threadgroup_variable(const char* name, size_t size);
 }

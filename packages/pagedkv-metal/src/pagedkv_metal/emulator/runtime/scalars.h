@@ -16,6 +16,9 @@ typedef unsigned short ushort;
 typedef unsigned int uint;
 typedef unsigned long ulong;
 
+// What may touch a buffer's bytes becomes part of its caller, whose line a report names.
+#define PKV_INSIDE __attribute__((always_inline)) inline
+
 namespace pkv {
 
 template <typename To, typename From>
@@ -123,23 +126,23 @@ struct Short {
     template <typename Other>
     explicit Short(Short<Other> value) : Short(float(value)) {}
 
-    operator float() const { return Code::decode(bits); }
+    PKV_INSIDE operator float() const { return Code::decode(bits); }
     Short operator-() const { return Short(-float(*this)); }
 
     template <typename N>
-    Short& operator+=(N other) {
+    PKV_INSIDE Short& operator+=(N other) {
         return *this = Short(float(*this) + float(other));
     }
     template <typename N>
-    Short& operator-=(N other) {
+    PKV_INSIDE Short& operator-=(N other) {
         return *this = Short(float(*this) - float(other));
     }
     template <typename N>
-    Short& operator*=(N other) {
+    PKV_INSIDE Short& operator*=(N other) {
         return *this = Short(float(*this) * float(other));
     }
     template <typename N>
-    Short& operator/=(N other) {
+    PKV_INSIDE Short& operator/=(N other) {
         return *this = Short(float(*this) / float(other));
     }
 };

@@ -80,8 +80,8 @@ struct vec : pkv::Lanes<T, N> {
         (append(count, more), ...);
     }
 
-    T& operator[](int i) { return this->at[i]; }
-    const T& operator[](int i) const { return this->at[i]; }
+    PKV_INSIDE T& operator[](int i) { return this->at[i]; }
+    PKV_INSIDE const T& operator[](int i) const { return this->at[i]; }
 
   private:
     template <typename U>
@@ -98,7 +98,7 @@ struct vec : pkv::Lanes<T, N> {
 
 #define PKV_ELEMENTWISE(OP)                                  \
     template <typename T, int N>                             \
-    inline vec<T, N> operator OP(vec<T, N> a, vec<T, N> b) { \
+    PKV_INSIDE vec<T, N> operator OP(vec<T, N> a, vec<T, N> b) { \
         vec<T, N> result;                                    \
         for (int i = 0; i < N; i++) {                        \
             result[i] = T(a[i] OP b[i]);                     \
@@ -106,11 +106,11 @@ struct vec : pkv::Lanes<T, N> {
         return result;                                       \
     }                                                        \
     template <typename T, int N, typename U>                 \
-    inline vec<T, N> operator OP(vec<T, N> a, U b) {         \
+    PKV_INSIDE vec<T, N> operator OP(vec<T, N> a, U b) {         \
         return a OP vec<T, N>(b);                            \
     }                                                        \
     template <typename T, int N, typename U>                 \
-    inline vec<T, N> operator OP(U a, vec<T, N> b) {         \
+    PKV_INSIDE vec<T, N> operator OP(U a, vec<T, N> b) {         \
         return vec<T, N>(a) OP b;                            \
     }                                                        \
     template <typename T, int N, typename U>                 \
@@ -131,7 +131,7 @@ PKV_ELEMENTWISE(>>)
 
 #define PKV_COMPARISON(OP)                                      \
     template <typename T, int N>                                \
-    inline vec<bool, N> operator OP(vec<T, N> a, vec<T, N> b) { \
+    PKV_INSIDE vec<bool, N> operator OP(vec<T, N> a, vec<T, N> b) { \
         vec<bool, N> result;                                    \
         for (int i = 0; i < N; i++) {                           \
             result[i] = a[i] OP b[i];                           \
@@ -147,7 +147,7 @@ PKV_COMPARISON(>=)
 #undef PKV_COMPARISON
 
 template <typename T, int N>
-inline vec<T, N> operator-(vec<T, N> a) {
+PKV_INSIDE vec<T, N> operator-(vec<T, N> a) {
     for (int i = 0; i < N; i++) {
         a[i] = T(-a[i]);
     }
