@@ -19,6 +19,7 @@ from pagedkv_mlx import (
     LayerPages,
     PagedKVCache,
     PagedQuantization,
+    PagedTurboQuant,
 )
 from pagedkv_protocols import PoolExhausted, ShapeMismatch
 from tests.mlx.reference import (
@@ -492,24 +493,18 @@ def peak_of(call: Any) -> int:
 
 
 @pytest.mark.parametrize("length", [64, 1])
-def test_r37_a_quantized_read_peaks_no_higher_than_a_gather_and_sdpa(length):
-    """MLX composes dequantize of many arrays on a CPU, so its own peak stands for the gather's."""
-    layer, stored = Layer(Shape(8, 2, 64, 64, mx.float32)), 8192
+def test_r37_a_quantized_read_never_holds_two_full_copies_besides_what_sdpa_takes(length):
+    layer, stored = Layer(Shape(8, 2, 64, 64)), 8192
+    queries, rows = layer.queries(length), layer.rows(stored)
+    mx.eval(queries, rows)
+    sdpa = peak_of(lambda: layer.attend(queries, rows))
     cache = PagedKVCache(stored, quantization=PagedQuantization(4, 64))
     filled(layer, stored - length, cache)
-    read, queries = cache.append_window(*layer.rows(length)), layer.queries(length)
-    coded = [mx.contiguous(plane) for plane in cache.page_rows()]
-    mx.eval(cache.state(), queries, coded)
-
-    def of_contiguous_codes() -> mx.array:
-        keys, values = (
-            mx.dequantize(codes, scales, biases, 64, 4)
-            for codes, scales, biases in (coded[:3], coded[3:])
-        )
-        return layer.attend(queries, (keys, values))
-
-    contiguous = peak_of(of_contiguous_codes)
-    assert peak_of(lambda: read.attend(queries, layer.scale, mask=None)) <= contiguous + MIB
+    read = cache.append_window(*layer.rows(length))
+    mx.eval(cache.state())
+    gathered = 2 * 2 * stored * 64 * 2
+    peak = peak_of(lambda: read.attend(queries, layer.scale, mask=None))
+    assert peak <= sdpa + 2 * gathered + MIB // 4
 
 
 @pytest.mark.parametrize("codec", [None, PagedQuantization(4, 64)], ids=str)
@@ -535,12 +530,13 @@ def test_r37_filling_a_given_capacity_never_holds_two_full_copies(codec):
 
 
 @pytest.mark.parametrize(
-    "codec", [None, PagedQuantization(8, 32), PagedQuantization(3, 32)], ids=str
+    "codec", [None, PagedQuantization(8, 32), PagedQuantization(3, 32), PagedTurboQuant()], ids=str
 )
 def test_r40_a_borrower_attends_the_lenders_read_with_its_own_queries_and_heads(codec):
     lender, borrower = Layer(Shape(4, 2, 32, 32)), Layer(Shape(6, 2, 32, 32), seed=1)
-    cache, _ = filled(lender, 9, block_size=4, quantization=codec)
-    for length in (5, 1):
+    cache, _ = filled(lender, 9, PagedKVCache(pages=LayerPages(codec, block_size=4)))
+    rotated = isinstance(codec, PagedTurboQuant)
+    for length in (12, 5, 1):
         before = cache.pool.stats()
         read = cache.append_window(*lender.rows(length))
         written = cache.pool.stats()
@@ -548,7 +544,8 @@ def test_r40_a_borrower_attends_the_lenders_read_with_its_own_queries_and_heads(
         for layer in (lender, borrower):
             queries = layer.queries(length)
             mask = causal(length, cache.offset)
-            assert same(read.attend(queries, layer.scale), layer.attend(queries, rows, mask))
+            answer, right = read.attend(queries, layer.scale), layer.attend(queries, rows, mask)
+            assert mx.allclose(answer, right, atol=0.05) if rotated else same(answer, right)
         assert cache.pool.stats() == written
         assert written.num_used >= before.num_used
     group = CacheGroup([cache, PagedKVCache(block_size=4), cache])

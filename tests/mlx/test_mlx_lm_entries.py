@@ -433,7 +433,7 @@ def test_a_forward_past_the_limit_is_refused_before_any_layer_changed(llama, lim
         assert same(run(llama, first, TOKENS[4:6]), run(llama, others, TOKENS[4:6]))
 
 
-def test_a_trim_that_one_layer_cannot_do_is_refused_by_the_first(gemma):
+def test_r13_a_trim_that_one_layer_cannot_do_is_refused_by_the_first(gemma):
     paged = make_paged_prompt_cache(gemma, block_size=4, release_behind=True)
     ordered = [paged[2], *paged[:2], *paged[3:]]  # a full layer is asked first
     for tokens in chunked(TOKENS, (9, 9, 9)):

@@ -11,7 +11,6 @@ from typing import Any, cast
 import mlx.core as mx
 import pytest
 
-from pagedkv_formats import DensePages
 from pagedkv_mlx import (
     Blocks,
     Bytes,
@@ -20,6 +19,7 @@ from pagedkv_mlx import (
     LayerPages,
     PagedKVCache,
     PagedQuantization,
+    PagedTurboQuant,
 )
 from pagedkv_protocols import (
     Disposed,
@@ -288,7 +288,7 @@ NEVER: dict[str, tuple[Callable[[], object], Refusal]] = {
         lambda: ContiguousKVCache(release_behind=True), (InvalidArgument, "needs a window")
     ),
     "two formats": (
-        lambda: PagedKVCache(quantization=PagedQuantization(), turbo=DensePages()),
+        lambda: PagedKVCache(quantization=PagedQuantization(), turbo=PagedTurboQuant()),
         (InvalidArgument, "both quantization and turbo .* one format"),
     ),
     "direct maybe": (
