@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 from rich.console import Console
 
 from pagedkv_mlx.cli.arguments import positive
@@ -85,6 +86,11 @@ def add_how(parser: argparse.ArgumentParser) -> None:
         help="prompt tokens a forward (default: %(default)s)",
     )
     parser.add_argument(
+        "--compiled",
+        action="store_true",
+        help="record the decode step once with mx.compile and replay it (default: off)",
+    )
+    parser.add_argument(
         "--compare",
         action="store_true",
         help="run the model again over mlx-lm's plain caches and compare every token and logit "
@@ -108,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
         prefill_step_size=options.prefill_step_size,
         keep_logits=options.compare,
     )
-    paged = run_paged(job, options.block_size, console, progress)
+    paged = run_paged(job, options, console, progress)
     plain = run_plain(job, progress) if options.compare else None
     print_report(console, paged, plain)
     return int(plain is not None and first_difference(paged, plain) is not None)
@@ -129,12 +135,15 @@ def read_prompt(options: argparse.Namespace) -> str:
     return text
 
 
-def run_paged(job: Job, block_size: int, console: Console, progress: Console) -> Run:
+def run_paged(job: Job, options: argparse.Namespace, console: Console, progress: Console) -> Run:
     """Generate through paged caches, with the text as it comes."""
+    from pagedkv_mlx.decode import CompiledDecoder
     from pagedkv_mlx.mlx_lm import make_paged_prompt_cache
 
     capacity = len(job.tokens) + job.max_tokens
-    caches = make_paged_prompt_cache(job.model, capacity, block_size=block_size)
+    caches = make_paged_prompt_cache(job.model, capacity, block_size=options.block_size)
+    if options.compiled:
+        job = attrs.evolve(job, model=CompiledDecoder(job.model))
     return run_model(job, "paged", caches, progress, streamed(job.tokenizer, console.file))
 
 
