@@ -100,6 +100,11 @@ def first(rows: Rows, count: int) -> Rows:
     return rows[0][:, :, :count], rows[1][:, :, :count]
 
 
+def stored_in(plain: Any) -> Rows:
+    """The rows of an mlx-lm ``KVCache``, in any of its versions."""
+    return plain.keys[..., : plain.offset, :], plain.values[..., : plain.offset, :]
+
+
 def causal(length: int, end: int, window: int | None = None, start: int = 0) -> mx.array:
     """Who sees whom, position by position: the last ``length`` of ``end``, keys from ``start``."""
     reach = end if window is None else window
