@@ -124,6 +124,15 @@ def test_a_comparison_finds_every_token_and_logit_identical(
     assert used % 2 == 0
 
 
+def test_a_recorded_step_is_compared_with_the_plain_one(
+    pagedkv: Callable[..., Ran], tiny: Path
+) -> None:
+    words = ("--prompt", "hello", "--max-tokens", 30, "--block-size", 4, "--compiled", "--compare")
+    ran = pagedkv("generate", "--model", tiny, *words)
+    assert ran.code == 0
+    assert "\nidentical: all tokens (30) and all logits (30 × 265), bit for bit\n" in ran.out
+
+
 def test_a_damaged_bit_is_found_and_told(
     pagedkv: Callable[..., Ran], tiny: Path, damage: Callable[[int], None]
 ) -> None:
@@ -256,6 +265,7 @@ DEFAULTS = {
     "--max-tokens": "100",
     "--block-size": "256",
     "--prefill-step-size": "512",
+    "--compiled": "off",
     "--compare": "off",
 }
 
