@@ -17,7 +17,26 @@ from pagedkv_protocols import KernelBackend
 
 
 class EmulatorBackend:
-    """Kernels run as host C++ in a child process, threads in an order that ``seed`` decides."""
+    """Kernels of the Metal language run on a CPU as they are, and what is wrong is reported.
+
+    - MLX writes the signature and the address spaces; the body's text is the author's.
+    - Every load and store, barrier and simd operation is checked; a fault raises
+      ``EmulatorFault`` with its kind, line, thread and buffer, and there is no output then.
+    - A launch has a process of its own: what crashes or never ends is that process.
+    - ``seed`` decides in which order threads run; a correct kernel gives the same bits for all.
+
+    ``cpu_seconds`` ends a launch that computes for longer. Compiled kernels are kept in ``cache``,
+    by default ``pagedkv/emulator`` in the user's cache folder, which may be removed at any time.
+
+    >>> body = "uint i = thread_position_in_grid.x; y[i] = x[i + 1] - x[i];"
+    >>> launch = EmulatorBackend().compile("difference", body, ["x"], ["y"])
+    >>> launch(inputs=[mx.arange(32.0)], template=[], grid=(32, 1, 1), threadgroup=(32, 1, 1),
+    ...        output_shapes=[(32,)], output_dtypes=[mx.float32])
+    Traceback (most recent call last):
+    pagedkv_metal.errors.EmulatorFault: kernel difference: access out of bounds: thread (31, 0, 0)\
+ of threadgroup (0, 0, 0) reads 4 bytes at offset 128 of input x, which has 128 bytes, at\
+ difference.metal:1
+    """
 
     name = "emulator"
 

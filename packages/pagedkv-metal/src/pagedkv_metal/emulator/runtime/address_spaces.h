@@ -193,6 +193,10 @@ PKV_VECTORS(float, float);
 template <typename V, typename... Parts>
 V pkv_make(Parts...);
 
+template <typename Index>
+Index elem_to_loc(Index, constant const int*, constant const int64_t*, int);
+#define METAL_FUNC inline
+
 #define INFINITY __builtin_inff()
 #define NAN __builtin_nanf("")
 #define HUGE_VALF __builtin_huge_valf()

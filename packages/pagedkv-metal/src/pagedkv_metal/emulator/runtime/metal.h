@@ -10,6 +10,18 @@
 
 using namespace metal;
 
+// MLX puts this before every kernel: where an element lies in an array with strides.
+template <typename Index>
+inline Index elem_to_loc(Index element, const int* shape, const int64_t* strides, int ndim) {
+    Index at = 0;
+    for (int axis = ndim - 1; axis >= 0; axis--) {
+        at += Index(element % shape[axis]) * Index(strides[axis]);
+        element /= shape[axis];
+    }
+    return at;
+}
+#define METAL_FUNC inline __attribute__((always_inline))
+
 // Address spaces mean nothing to this compiler: the syntax pass checks them, the run checks
 // every access.
 #define device
