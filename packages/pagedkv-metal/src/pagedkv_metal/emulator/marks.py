@@ -121,7 +121,7 @@ def _loop(tokens: Tokens, index: int, known: frozenset[str]) -> list[Edit]:
     is_do = tokens[index] == "do"
     body = index + 1 if is_do else tokens.closing.get(index + 1, index) + 1
     end = _statement_end(tokens, body)
-    if not any(meets(tokens[i], known) for i in range(index, end + 1)):
+    if not any(meets(tokens, i, known) for i in range(index, end + 1)):
         return []
     start = tokens.all[index].start
     if tokens[body] == "{":
@@ -143,15 +143,14 @@ def _call(tokens: Tokens, index: int) -> list[Edit]:
 
 
 def _after_template_arguments(tokens: Tokens, index: int) -> int:
-    if tokens[index] != "<":
-        return index
-    depth = 0
-    while index < len(tokens):
-        depth += (tokens[index] == "<") - (tokens[index] == ">")
-        index += 1
-        if depth == 0:
+    """``index`` itself where no arguments stand there, or what stands is a comparison."""
+    depth, at = 0, index
+    while at < len(tokens) and tokens[at] not in {";", "{", "}", "&", "|"}:
+        depth += (tokens[at] == "<") - (tokens[at] == ">")
+        at += 1
+        if depth <= 0:
             break
-    return index
+    return at if tokens[index] == "<" and depth == 0 else index
 
 
 def _is_pointer(tokens: Tokens, index: int) -> bool:

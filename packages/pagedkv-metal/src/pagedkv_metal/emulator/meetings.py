@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from pagedkv_metal.emulator.tokens import Tokens
 
@@ -12,9 +13,11 @@ _MACRO = re.compile(r"\s*#\s*define\s+(\w+)(.*)", re.DOTALL)
 _NO_FUNCTION = frozenset({"if", "for", "while", "switch", "return", "sizeof", "decltype"})
 
 
-def meets(word: str, known: frozenset[str]) -> bool:
-    """Whether ``word`` is such an operation, or one of the ``known`` callers."""
-    return word in known or _MEETS.fullmatch(word) is not None
+def meets(tokens: Tokens, index: int, known: frozenset[str]) -> bool:
+    """Whether such an operation, or one of the ``known`` callers, is called there."""
+    word = tokens[index]
+    is_call = tokens[index + 1] in {"(", "<"}
+    return is_call and (word in known or _MEETS.fullmatch(word) is not None)
 
 
 def callers(tokens: Tokens, known: frozenset[str] = frozenset()) -> frozenset[str]:
@@ -26,19 +29,28 @@ def callers(tokens: Tokens, known: frozenset[str] = frozenset()) -> frozenset[st
     """
     bodies = [*_functions(tokens), *_macros(tokens)]
     while True:
-        found = known.union(name for name, words in bodies if any(meets(w, known) for w in words))
+        found = known.union(name for name, inside in bodies if _meet(inside, known))
         if found == known:
             return known
         known = found
 
 
-def _functions(tokens: Tokens) -> Iterator[tuple[str, list[str]]]:
+class _Body(NamedTuple):
+    tokens: Tokens
+    start: int
+    end: int
+
+
+def _meet(body: _Body, known: frozenset[str]) -> bool:
+    return any(meets(body.tokens, index, known) for index in range(body.start, body.end))
+
+
+def _functions(tokens: Tokens) -> Iterator[tuple[str, _Body]]:
     for index, token in enumerate(tokens.all):
         if token.kind == "word" and token.text not in _NO_FUNCTION:
             body = body_of(tokens, index)
             if body:
-                inside = tokens.all[body : tokens.closing[body]]
-                yield token.text, [other.text for other in inside]
+                yield token.text, _Body(tokens, body, tokens.closing[body])
 
 
 def body_of(tokens: Tokens, name: int) -> int:
@@ -54,8 +66,9 @@ def body_of(tokens: Tokens, name: int) -> int:
     return at if tokens[at] == "{" and at in tokens.closing else 0
 
 
-def _macros(tokens: Tokens) -> Iterator[tuple[str, list[str]]]:
+def _macros(tokens: Tokens) -> Iterator[tuple[str, _Body]]:
     for token in tokens.all:
         macro = _MACRO.match(token.text) if token.kind == "line" else None
         if macro:
-            yield macro[1], re.findall(r"\w+", macro[2])
+            inside = Tokens(macro[2])
+            yield macro[1], _Body(inside, 0, len(inside))
