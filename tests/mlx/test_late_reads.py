@@ -27,7 +27,7 @@ from pagedkv_mlx import (
     PagedKVCache,
     PagedQuantization,
 )
-from pagedkv_protocols import PoolExhausted
+from pagedkv_protocols import DecodePhase, PoolExhausted, Unsupported
 from tests.mlx.reference import (
     Layer,
     Rows,
@@ -419,3 +419,80 @@ def test_r31_the_reference_keeps_what_a_caller_changes_in_place_as_well():
     both = mx.array([[i >= j or {i, j} == {0, 3} for j in range(5)] for i in range(5)])
     assert same(spans.attend(queries, layer.scale), layer.attend(queries, right, both))
     assert same(block.attend(queries, layer.scale), layer.attend(queries, right))
+
+
+# Recorded steps, which read their pages' rows behind the last under a mask.
+
+
+def rows_behind_are_numbers(cache: PagedKVCache) -> bool:
+    """Whether a recorded step, where it reads the pages as they lie, meets no NaN in them."""
+    plan = cache.prepare_decode_step()
+    if plan.phase is not DecodePhase.RESIDENT:
+        return True
+    row = cache.sequence.span.row
+    assert row is not None
+    behind = [plane[:, :, row + cache.offset : row + plan.bucket] for plane in cache.state()]
+    return all(mx.isfinite(part).all().item() for part in behind)
+
+
+def test_a_recorded_step_clears_no_row_that_a_read_saw():
+    layer, cache = Layer(), PagedKVCache(block_size=256)
+    early = cache.append_window(*layer.rows(256))
+    cache.trim(256)
+    read = cache.append_window(*layer.rows(256))
+    rows = cache.export()
+    assert rows is not None
+    cache.append_window(*layer.rows(44)).dispose()
+    cache.trim(300)
+    early.dispose()
+    cache.append_decode(*layer.rows(1)).dispose()
+    assert rows_behind_are_numbers(cache)
+    assert answers(read, layer, 256, rows)
+
+
+def test_a_recorded_step_meets_no_row_of_an_earlier_place_of_its_sequence():
+    layer, cache = Layer(), PagedKVCache(block_size=4)
+    keys, values = layer.rows(16)
+    read = cache.append_window(keys, mx.full(values.shape, float("nan"), values.dtype))
+    cache.trim(16)
+    cache.append_decode(*layer.rows(1)).dispose()
+    assert cache.block_table != (0,)
+    assert rows_behind_are_numbers(cache)
+    cache.trim(1)
+    read.dispose()
+    cache.append_decode(*layer.rows(1)).dispose()
+    assert cache.block_table == (0,)
+    assert rows_behind_are_numbers(cache)
+
+
+def test_a_recorded_step_meets_no_row_that_was_written_around_a_pinned_block():
+    layer, cache = Layer(), PagedKVCache(block_size=4)
+    cache.append_window(*layer.rows(4)).dispose()
+    read = cache.append_window(*layer.rows(4))
+    cache.trim(4)
+    keys, values = layer.rows(4)
+    cache.append_window(keys, mx.full(values.shape, float("nan"), values.dtype)).dispose()
+    assert cache.block_table == (0, 2)
+    cache.trim(4)
+    read.dispose()
+    assert rows_behind_are_numbers(cache)
+
+
+@pytest.mark.parametrize("asked", [None, DecodePhase.RESIDENT])
+def test_a_recorded_step_that_would_clear_a_pinned_row_takes_a_bucket_or_is_refused(asked):
+    layer, cache = Layer(), PagedKVCache(12, block_size=4)
+    early = cache.append_window(*layer.rows(4))
+    cache.trim(4)
+    read = cache.append_window(*layer.rows(4))
+    rows = cache.export()
+    assert rows is not None
+    cache.trim(4)
+    early.dispose()
+    cache.append_window(*layer.rows(2)).dispose()
+    assert cache.block_table == (0,)  # and the read's block is the next
+    if asked is None:
+        assert cache.prepare_decode_step().phase is DecodePhase.BUCKET
+    else:
+        with pytest.raises(Unsupported, match="use BUCKET"):
+            cache.prepare_decode_step(asked)
+    assert answers(read, layer, 4, rows)

@@ -435,8 +435,12 @@ class PagedKVCache:
         phase = default_phase()
         if phase is DecodePhase.CONCAT and self._why_not_concat():
             phase = DecodePhase.BUCKET
-        resides = self.sequence.owns_pages and self.sequence.table.is_run
-        return DecodePhase.RESIDENT if phase is DecodePhase.BUCKET and resides else phase
+        if phase is DecodePhase.BUCKET and self.sequence.may_reside(self._bucket()):
+            return DecodePhase.RESIDENT
+        return phase
+
+    def _bucket(self) -> int:
+        return bucket_for(self.offset + 1, self.block_size)
 
     def prepare_decode_step(self, phase: DecodePhase | None = None, /) -> DecodePlan:
         """Make room for one position and say what the recorded step will do.
@@ -449,15 +453,14 @@ class PagedKVCache:
         self._check_compilable(phase)
         self.make_room(1)
         chosen = self.decode_phase() if phase is None else phase
-        if chosen is DecodePhase.RESIDENT and not self.sequence.table.is_run:
-            raise Unsupported("a resident step needs pages that are one run; use BUCKET")
-        if chosen is DecodePhase.CONCAT:
-            return DecodePlan(chosen, self.offset, 0)
-        bucket = bucket_for(self.offset + 1, self.block_size)
+        bucket = 0 if chosen is DecodePhase.CONCAT else self._bucket()
         if chosen is DecodePhase.RESIDENT:
-            rows = self.sequence
-            bucket = self.pages.reside(rows.span, rows.offset, rows.stale_end, bucket)
-            rows.stale_end = 0
+            if not self.sequence.may_reside(bucket):
+                raise Unsupported(
+                    "a resident step needs pages of this cache alone, one run, in which no live "
+                    "read keeps a trimmed row; use BUCKET"
+                )
+            bucket = self.sequence.reside(bucket)
         return DecodePlan(chosen, self.offset, bucket)
 
     def decode_slot(self, plan: DecodePlan, /) -> PageSlot:

@@ -268,11 +268,11 @@ class LayerPages:
             for plane, copied, count in zip(self.planes, rows, counts, strict=True)
         )
 
-    def reside(self, span: BlockSpan, begin: int, stale_end: int, bucket: int) -> int:
+    def reside(self, span: BlockSpan, begin: int, end: int, bucket: int) -> int:
         """Let a recorded step read ``bucket`` rows from ``span``'s first on; gives how many.
 
-        The planes grow to as many where no limit forbids it. Rows ``begin`` to
-        ``stale_end - 1`` were trimmed and are cleared: under a mask their values still meet
+        The planes grow to as many where no limit forbids it. Rows ``begin`` to ``end - 1``
+        may hold trimmed ones and are cleared: under a mask their values still meet
         a weight of zero, which does not hide a NaN.
         """
         assert span.row is not None
@@ -282,7 +282,7 @@ class LayerPages:
         if self._num_slots != self.pool.num_blocks:
             self._fit_planes()
         there = self.pool.num_blocks * self.block_size - span.row
-        end = min(stale_end, there)
+        end = min(end, there)
         if begin < end:
             self.store(
                 span.row + begin,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Sequence
 from typing import Protocol
@@ -43,7 +44,10 @@ class PagedSequence:
         self.layout: RowLayout | None = None
         self.offset: int = 0
         self.room_end: int = 0
-        self.stale_end: int = 0  # positions below it may hold trimmed rows
+        # What a recorded step would read behind the last position of its run of rows:
+        self.stale_end: int = 0  # below this position, rows that were trimmed
+        self.clean_end: int = sys.maxsize  # from there on to this position, zeros,
+        self.clean_row: int | None = 0  # as long as the run begins at this flat row
         self.step_begin: int | None = None  # where a group's step may have to go back to
         self.owns_pages: bool = owns_pages
         self.group: weakref.ref[RoomMaker] | None = None
@@ -170,6 +174,8 @@ class PagedSequence:
         self.table.reserve(self.offset + n)
         self.room_end = self.table.capacity
         self.span = BlockSpan(self.table)
+        if self.span.row != self.clean_row:  # it moved, or rows lie elsewhere in between
+            self.clean_row = None
 
     def start_after_release(self) -> int:
         """Where the stored positions begin once the next append gave back what lies behind."""
@@ -200,6 +206,33 @@ class PagedSequence:
         """The rows of now, for a caller that attends by itself: keys, values."""
         span = self.span
         return self.pages.gather(span, self.offset - span.start)
+
+    # Recorded steps -----------------------------------------------------------------------
+
+    def may_reside(self, bucket: int) -> bool:
+        """Whether a recorded step may read ``bucket`` rows of the pages as they lie.
+
+        They are one run of this sequence's own, and no live read keeps a row to be cleared.
+        """
+        row, size, pool = self.span.row, self.table.block_size, self.pages.pool
+        owned = self.owns_pages and self.table.is_run
+        if not owned or row is None:
+            return owned
+        first, end = row // size + self.span.count, -(-(row + self._to_clear(bucket)) // size)
+        return not any(pool.pinned_rows(slot) for slot in range(first, min(end, pool.num_blocks)))
+
+    def reside(self, bucket: int) -> int:
+        """Clear what such a step would meet of trimmed rows; gives how many rows it may read."""
+        bucket = self.pages.reside(self.span, self.offset, self._to_clear(bucket), bucket)
+        if self.span.row != self.clean_row or bucket > self.clean_end:
+            self.clean_row, self.clean_end = self.span.row, bucket
+        self.stale_end = 0
+        return bucket
+
+    def _to_clear(self, bucket: int) -> int:
+        """One past the last position whose row may hold something else than zeros."""
+        clean = self.span.row == self.clean_row and bucket <= self.clean_end
+        return max(self.offset, self.stale_end if clean else bucket)
 
     # Going back, splitting, ending --------------------------------------------------------
 
