@@ -82,6 +82,7 @@ struct Differ {
 
 template <typename Combine, typename T>
 PKV_PLAIN T all_lanes(const char* operation, T value, Place place) {
+    static_assert(sizeof(T) <= 64, "a lane's value has a slot of 64 bytes");
     T result;
     pkv_simd_meet(operation, place, &value, sizeof(T), &reduce<T, Combine>, &result);
     return result;
@@ -89,6 +90,7 @@ PKV_PLAIN T all_lanes(const char* operation, T value, Place place) {
 
 template <typename T>
 PKV_PLAIN T from_lane(const char* operation, T value, uint lane, Place place) {
+    static_assert(sizeof(T) <= 64, "a lane's value has a slot of 64 bytes");
     const void* values = pkv_simd_meet(operation, place, &value, sizeof(T), nullptr, nullptr);
     T result;
     __builtin_memcpy(&result, pkv_simd_value(values, lane, sizeof(T), operation, place), sizeof(T));

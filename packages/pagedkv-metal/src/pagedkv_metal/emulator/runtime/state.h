@@ -31,7 +31,6 @@ struct Thread {
     // Where it waits, and by which loops and calls it got there.
     const char* operation;
     Place place;
-    uint32_t flags;
     uint32_t num_steps;
     Step steps[MAX_STEPS];
 };
@@ -63,6 +62,8 @@ extern Thread threads[MAX_THREADS];
 extern Simdgroup simdgroups[MAX_THREADS / SIMD];
 extern uint32_t num_threads;
 void make_stacks();
+void make_ready(uint32_t index);
+void yield();
 void run_all_groups(void (*kernel)());
 void place_thread(Thread& thread, uint32_t index, uint64_t group);
 const Thread* owner_of_stack(const void* address);
@@ -70,6 +71,10 @@ bool in_stack_guard(const void* address);
 inline bool in_own_stack(const void* address) {
     return uint64_t(static_cast<const char*>(address) - current->stack_low) < STACK;
 }
+
+// waits.cpp
+void check_together(uint32_t first, uint32_t end, const char* kind);
+[[noreturn]] void report_deadlock();
 
 // memory.cpp
 extern Launch* launch;

@@ -113,6 +113,7 @@ extern "C" void __ubsan_handle_missing_return(Location* location) {
 
 // Defined, and yet wrong in nearly every address that comes of it.
 extern "C" void pkv_wrapped(uint a, uint b) {
-    report("product past 32 bits", "%s computes %u * %u in 32 bits, which loses the upper ones, at %s",
-           who(current), a, b, where(PKV_CODE));
+    report("product past 32 bits",
+           "%s computes %u * %u in 32 bits, which loses the upper ones, at %s", who(current), a, b,
+           where(PKV_CODE));
 }

@@ -96,26 +96,26 @@ struct vec : pkv::Lanes<T, N> {
     }
 };
 
-#define PKV_ELEMENTWISE(OP)                                  \
-    template <typename T, int N>                             \
+#define PKV_ELEMENTWISE(OP)                                      \
+    template <typename T, int N>                                 \
     PKV_INSIDE vec<T, N> operator OP(vec<T, N> a, vec<T, N> b) { \
-        vec<T, N> result;                                    \
-        for (int i = 0; i < N; i++) {                        \
-            result[i] = T(a[i] OP b[i]);                     \
-        }                                                    \
-        return result;                                       \
-    }                                                        \
-    template <typename T, int N, typename U>                 \
+        vec<T, N> result;                                        \
+        for (int i = 0; i < N; i++) {                            \
+            result[i] = T(a[i] OP b[i]);                         \
+        }                                                        \
+        return result;                                           \
+    }                                                            \
+    template <typename T, int N, typename U>                     \
     PKV_INSIDE vec<T, N> operator OP(vec<T, N> a, U b) {         \
-        return a OP vec<T, N>(b);                            \
-    }                                                        \
-    template <typename T, int N, typename U>                 \
+        return a OP vec<T, N>(b);                                \
+    }                                                            \
+    template <typename T, int N, typename U>                     \
     PKV_INSIDE vec<T, N> operator OP(U a, vec<T, N> b) {         \
-        return vec<T, N>(a) OP b;                            \
-    }                                                        \
-    template <typename T, int N, typename U>                 \
-    inline vec<T, N>& operator OP## = (vec<T, N> & a, U b) { \
-        return a = a OP vec<T, N>(b);                        \
+        return vec<T, N>(a) OP b;                                \
+    }                                                            \
+    template <typename T, int N, typename U>                     \
+    inline vec<T, N>& operator OP## = (vec<T, N> & a, U b) {     \
+        return a = a OP vec<T, N>(b);                            \
     }
 PKV_ELEMENTWISE(+)
 PKV_ELEMENTWISE(-)
@@ -129,14 +129,14 @@ PKV_ELEMENTWISE(<<)
 PKV_ELEMENTWISE(>>)
 #undef PKV_ELEMENTWISE
 
-#define PKV_COMPARISON(OP)                                      \
-    template <typename T, int N>                                \
+#define PKV_COMPARISON(OP)                                          \
+    template <typename T, int N>                                    \
     PKV_INSIDE vec<bool, N> operator OP(vec<T, N> a, vec<T, N> b) { \
-        vec<bool, N> result;                                    \
-        for (int i = 0; i < N; i++) {                           \
-            result[i] = a[i] OP b[i];                           \
-        }                                                       \
-        return result;                                          \
+        vec<bool, N> result;                                        \
+        for (int i = 0; i < N; i++) {                               \
+            result[i] = a[i] OP b[i];                               \
+        }                                                           \
+        return result;                                              \
     }
 PKV_COMPARISON(==)
 PKV_COMPARISON(!=)
