@@ -128,7 +128,9 @@ def test_alone(
     session.run("uv", "pip", "install", "-q", "--python", python, "--no-sources",
                 "--constraints", str(wheels), f"{package}{extras(package)}")  # fmt: skip
     session.run(python, "-c", where, external=True)
-    session.run(python, "-m", "pytest", "-q", f"tests/{layer(package)}", external=True)
+    quick = {"HYPOTHESIS_PROFILE": "quick"}
+    session.run(python, "-m", "pytest", "-q", "--doctest-ignore-import-errors",
+                f"tests/{layer(package)}", env=quick, external=True)  # fmt: skip
 
 
 def test_foreign_cache(session: nox.Session, wheels: pathlib.Path, venv: pathlib.Path) -> None:
