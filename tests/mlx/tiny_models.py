@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import pytest
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_map_with_path
+
+pytest.importorskip("mlx_lm")
+
 from mlx_lm.models import gemma3_text, llama
 
 VOCABULARY = 61
