@@ -7,7 +7,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from pagedkv_metal import EmulatorBackend
-from tests.metal.emulated import Kernel, launched, sample
+from tests.metal.emulated import Kernel, Template, launched, sample
 
 PARTITION = 64
 SPLIT = sample("split_attention")
@@ -66,7 +66,7 @@ def emulated(
 ) -> mx.array:
     """Both kernels, one after the other."""
     heads, dim, partitions = case.heads, case.dim, case.partitions
-    common = [("T", case.dtype), ("D", dim)]
+    common: Template = [("T", case.dtype), ("D", dim)]
     partial, sums = launched(
         split,
         inputs,

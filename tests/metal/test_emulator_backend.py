@@ -4,6 +4,7 @@ import concurrent.futures
 import os
 import pathlib
 import sys
+from typing import cast
 
 import mlx.core as mx
 import pytest
@@ -19,7 +20,7 @@ DOUBLE = Kernel("double", "uint i = thread_position_in_grid.x; y[i] = x[i] + x[i
 def doubled(backend: EmulatorBackend | None = None, kernel: Kernel = DOUBLE) -> list[float]:
     [y] = launched(kernel, {"x": mx.arange(32.0)}, {"y": ((32,), mx.float32)}, grid=(32, 1, 1),
                    backend=backend)  # fmt: skip
-    return y.tolist()
+    return cast("list[float]", y.tolist())
 
 
 def files(folder: pathlib.Path) -> set[str]:

@@ -6,7 +6,7 @@ import pytest
 from pagedkv_metal import EmulatorBackend
 from pagedkv_protocols.conformance import KernelBackendConformance
 from tests.metal.attention import Case, attended, emulated
-from tests.metal.emulated import Kernel, launched, sample
+from tests.metal.emulated import Kernel, Template, launched, sample
 from tests.mlx_arrays import MLXArrays, mlx_dtype
 
 NUMBERS = [(11 * i % 37 - 18) / 4 for i in range(256)]
@@ -71,7 +71,7 @@ def test_a_16_bit_float_is_rounded_as_mlx_rounds_it(dtype):
 
 def test_a_template_takes_dtypes_integers_and_bools():
     kernel = Kernel("kernel", "y[thread_position_in_grid.x] = B ? T(N) : T(x[0]);")
-    template = [("T", mx.int32), ("N", -5), ("B", True)]
+    template: Template = [("T", mx.int32), ("N", -5), ("B", True)]
     [y] = launched(kernel, {"x": mx.zeros(8)}, {"y": ((32,), mx.int32)}, grid=(32, 1, 1),
                    template=template)  # fmt: skip
     assert y.tolist() == [-5] * 32
@@ -174,7 +174,7 @@ def test_shape_strides_and_rank_reach_the_kernel():
     """
     [y] = launched(Kernel("kernel", body), {"x": mx.zeros((2, 3, 4))}, {"y": ((32,), mx.int32)},
                    grid=(32, 1, 1))  # fmt: skip
-    assert y.tolist()[:4] == [212, 304, 401, 3]
+    assert y[:4].tolist() == [212, 304, 401, 3]
 
 
 def test_a_strided_view_is_read_as_the_rows_that_it_shows():

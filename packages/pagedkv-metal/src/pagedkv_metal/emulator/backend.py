@@ -38,13 +38,13 @@ class EmulatorBackend:
  difference.metal:1
     """
 
-    name = "emulator"
+    name: str = "emulator"
 
     def __init__(
         self, *, seed: int = 0, cpu_seconds: int = 60, cache: pathlib.Path | None = None
     ) -> None:
-        self.seed = seed
-        self.cpu_seconds = cpu_seconds
+        self.seed: int = seed
+        self.cpu_seconds: int = cpu_seconds
         self._cache = Cache(cache)
 
     def compile(

@@ -17,7 +17,7 @@ class Cache:
     """
 
     def __init__(self, folder: pathlib.Path | None = None) -> None:
-        self.folder = folder or _users_folder()
+        self.folder: pathlib.Path = folder or _users_folder()
 
     def file(self, parts: Iterable[str], suffix: str, make: Callable[[pathlib.Path], None]) -> str:
         """The path of the file that ``parts`` name, made by ``make`` if it is not there."""

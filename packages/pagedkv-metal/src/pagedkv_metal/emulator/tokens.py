@@ -44,8 +44,8 @@ class Tokens:
     """
 
     def __init__(self, text: str) -> None:
-        self.text = text
-        self.all = list(_tokens(text))
+        self.text: str = text
+        self.all: list[Token] = list(_tokens(text))
         self.closing: dict[int, int] = {}
         self.depth: list[int] = []
         self._match()
