@@ -102,8 +102,8 @@ def test_a_kernel_that_does_not_compile_leaves_nothing_behind(tmp_path):
 
 def test_threads_share_an_empty_cache(tmp_path):
     """As processes do: whoever is later replaces a file by its like."""
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        several = [pool.submit(doubled, EmulatorBackend(cache=tmp_path)) for _ in range(4)]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        several = [pool.submit(doubled, EmulatorBackend(cache=tmp_path)) for _ in range(2)]
     assert {one.result()[7] for one in several} == {14.0}
     assert len(files(tmp_path)) == 2
 
