@@ -4,6 +4,7 @@ import copy
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -341,18 +342,25 @@ def test_r40_a_fork_keeps_borrowed_layers_borrowed_and_makes_a_group_of_its_own(
 
 
 class Groups(RuleBasedStateMachine):
-    """Two layers under limits, groups that fork: after any call, all layers are as long.
+    """A full and a sliding layer under limits, groups that fork: all layers are as long.
 
     Rows of a group are the same in each layer, so that one list of them is the model.
     """
 
-    @initialize(limits=st.tuples(*(st.sampled_from([None, 4, 7, 12]),) * 2), size=st.integers(1, 5))
-    def begin(self, limits: tuple[int | None, int | None], size: int) -> None:
+    @initialize(
+        limits=st.tuples(*(st.sampled_from([None, 4, 7, 12]),) * 2),
+        size=st.integers(1, 5),
+        window=st.sampled_from([None, 1, 3, 6]),
+    )
+    def begin(self, limits: tuple[int | None, int | None], size: int, window: int | None) -> None:
         self.layer = Layer()
         self.pools = [
             LayerPages(block_size=size, limit=None if n is None else Blocks(n)) for n in limits
         ]
-        self.groups = [CacheGroup([PagedKVCache(pages=pages) for pages in self.pools])]
+        sliding = PagedKVCache(
+            pages=self.pools[1], window=window, release_behind=window is not None
+        )
+        self.groups = [CacheGroup([PagedKVCache(pages=self.pools[0]), sliding])]
         self.rows = [self.layer.no_rows()]
         self.reads: list[Any] = []
 
@@ -400,11 +408,13 @@ class Groups(RuleBasedStateMachine):
     def trim(self, which: int, n: int, to: bool) -> None:
         at = which % len(self.groups)
         end = self.rows[at][0].shape[2]
-        left = max(0, end - n)
-        if to:
-            self.groups[at].trim_to(left)
-        else:
-            assert self.groups[at].trim(n) == end - left
+        left, group = max(0, end - n), self.groups[at]
+        trim = partial(group.trim_to, left) if to else partial(group.trim, n)
+        if not group.is_trimmable(n):
+            with pytest.raises(NotTrimmable):
+                trim()
+            return
+        assert trim() == (None if to else end - left)
         self.rows[at] = first(self.rows[at], left)
 
     @precondition(lambda self: len(self.groups) < 3)
@@ -449,7 +459,9 @@ class Groups(RuleBasedStateMachine):
     def every_layer_holds_the_rows(self) -> None:
         for group, rows in zip(self.groups, self.rows, strict=True):
             assert offsets(group.caches) == [rows[0].shape[2]] * 2
-            assert all(holds(cache, rows) for cache in group.caches if cache.offset)
+            for cache in group.caches:
+                kept = rows[0][:, :, cache.start :], rows[1][:, :, cache.start :]
+                assert holds(cache, kept) or not cache.offset
 
     @invariant()
     def only_tables_and_reads_hold_blocks(self) -> None:
