@@ -307,7 +307,10 @@ def test_a_sliding_model_over_paged_entries_has_the_logits_of_windowed_plain_ent
     assert all(n <= most for n in held) if release_behind else held == [whole, whole]
 
 
-def test_a_sliding_model_has_the_bits_of_rotating_entries_until_these_first_wrap(gemma):
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32], ids=str)
+def test_a_sliding_model_has_the_bits_of_rotating_entries_until_these_first_wrap(dtype):
+    gemma = tiny_gemma3()
+    gemma.set_dtype(dtype)
     paged = make_paged_prompt_cache(gemma, block_size=4)
     rotating = mlx_lm_cache.make_prompt_cache(gemma)
     assert {type(entry) for entry in rotating} == {KVCache, RotatingKVCache}
