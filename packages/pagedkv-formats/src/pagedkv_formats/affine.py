@@ -194,7 +194,9 @@ class PagedQuantization:
             return mx.dequantize(codes, scales, None, self.group_size, bits, self.mode).astype(
                 dtype
             )
-        numbers = affine_numbers if mx.default_device() == mx.cpu else mx.dequantize
+        # One row is decoded inside recorded steps, where bytes cannot be looked at otherwise.
+        many = codes.shape[-2] > 1 and mx.default_device() == mx.cpu
+        numbers = affine_numbers if many else mx.dequantize
         return numbers(codes, scales, coded[2], self.group_size, bits).astype(dtype)
 
 
