@@ -97,7 +97,7 @@ def layers(session: nox.Session) -> None:
 
     `nox -s layers -- pagedkv-pool` takes one package.
     """
-    session.install("uv", "hatchling", "import-linter>=2.17")
+    session.install("uv", "hatchling", "import-linter>=2.15")
     room = pathlib.Path(session.create_tmp()).resolve()
     wheels = build_wheels(session, room / "wheels")
     for package in session.posargs or PACKAGES:
