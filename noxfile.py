@@ -79,10 +79,12 @@ def typed(session: nox.Session) -> None:
     install_everything(session)
     session.install("mypy>=1.18", "basedpyright>=1.31")
     session.run("mypy", "packages", "tests")
+    python = f"--pythonpath={session.bin}/python"  # not the .venv of a checkout
     for package in PACKAGES:
         if has_public_names(session, package):
-            session.run("basedpyright", "--verifytypes", module(package), "--ignoreexternal")
-    session.run("basedpyright")
+            session.run("basedpyright", python, "--verifytypes", module(package),
+                        "--ignoreexternal")  # fmt: skip
+    session.run("basedpyright", python)
 
 
 def has_public_names(session: nox.Session, package: str) -> bool:
