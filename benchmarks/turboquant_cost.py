@@ -105,8 +105,7 @@ def measure(plan: Plan, works: dict[str, Callable[[], Any]], calls: int) -> Time
     def seconds(work: Callable[[], Any]) -> float:
         """Of one call: the best of five runs where a call is too short to be timed alone."""
         runs = 5 if calls > 1 else 1
-        once = partial(computed_seconds, lambda: [mx.eval(work()) for _ in range(calls)])
-        return min(once() for _ in range(runs)) / calls
+        return min(computed_seconds(work, calls) for _ in range(runs)) / calls
 
     for work in works.values():
         mx.eval(work())
@@ -117,10 +116,11 @@ def measure(plan: Plan, works: dict[str, Callable[[], Any]], calls: int) -> Time
         )
 
 
-def computed_seconds(work: Callable[[], object]) -> float:
-    """How long this process computed during ``work``: what other programs took is left out."""
+def computed_seconds(work: Callable[[], Any], calls: int) -> float:
+    """How long this process computed: what other programs took meanwhile is left out."""
     began = time.process_time()
-    work()
+    for _ in range(calls):
+        mx.eval(work())
     return time.process_time() - began
 
 
@@ -136,10 +136,8 @@ def encode_cases(heads: int, dim: int, tokens: int) -> dict[str, Callable[[], An
 def decode_cases(heads: int, dim: int, window: int) -> dict[str, Callable[[], Any]]:
     """The same, of rows in the middle of planes that hold more."""
     keys, values = drawn(0, heads, window + 256, dim), drawn(1, heads, window + 256, dim)
-    affine = [rows_of([*quantized(keys)], window), rows_of([*quantized(values)], window)]
-    cases: dict[str, Callable[[], Any]] = {
-        AFFINE: lambda: [mx.dequantize(*rows, GROUP_SIZE, 4) for rows in affine]
-    }
+    affine = [rows_of(quantized(keys), window), rows_of(quantized(values), window)]
+    cases: dict[str, Callable[[], Any]] = {AFFINE: lambda: [dequantized(rows) for rows in affine]}
     for bits in BITS:
         codec = PagedTurboQuant(*bits)
         rows = rows_of(codec.encode(keys, values), window)
@@ -155,14 +153,21 @@ def drawn(seed: int, heads: int, rows: int, dim: int) -> mx.array:
     return array
 
 
-def quantized(rows: mx.array) -> Sequence[mx.array]:
+def quantized(rows: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     """Affine, 4 bits."""
-    return mx.quantize(rows, GROUP_SIZE, 4)
+    codes, scales, biases = mx.quantize(rows, GROUP_SIZE, 4)
+    return codes, scales, biases
+
+
+def dequantized(rows: Sequence[mx.array]) -> mx.array:
+    """What ``quantized`` made, as bf16."""
+    codes, scales, biases = rows
+    return mx.dequantize(codes, scales, biases, GROUP_SIZE, 4)
 
 
 def rows_of(planes: Sequence[mx.array], window: int) -> list[mx.array]:
     """The first ``window`` rows, as slices of evaluated planes."""
-    mx.eval(planes)
+    mx.eval(*planes)
     return [plane[:, :, :window] for plane in planes]
 
 
