@@ -1,6 +1,8 @@
 """The kernels of ``pagedkv_metal``, compiled from the same source for NVIDIA GPUs.
 
-There is no kernel to compile yet, and no public name: both arrive with the direct reads.
+``CudaBackend`` is a ``KernelBackend``: hand it to ``pagedkv_metal.DirectRead``.
 """
 
-__all__: list[str] = []
+from pagedkv_cuda.backend import CudaBackend
+
+__all__ = ["CudaBackend"]
