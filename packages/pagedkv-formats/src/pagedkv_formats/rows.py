@@ -16,7 +16,7 @@ def run_rows(plane: mx.array, row: int, count: int) -> mx.array:
     # The same view as a slice, at half the cost to build; a plane is always row-contiguous.
     head = rows * width
     return mx.as_strided(
-        plane, (1, heads, count, width), (heads * head, head, width, 1), row * width
+        plane, [1, heads, count, width], [heads * head, head, width, 1], row * width
     )
 
 

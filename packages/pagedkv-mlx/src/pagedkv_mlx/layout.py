@@ -7,6 +7,7 @@ from typing import NoReturn
 import attrs
 import mlx.core as mx
 
+from pagedkv_mlx.arguments import check_array, is_floating
 from pagedkv_protocols import DtypeMismatch, ShapeMismatch
 
 PAGE_DTYPES = (mx.bfloat16, mx.float16, mx.float32)
@@ -35,6 +36,8 @@ class RowLayout:
         ``[1, Hkv, L, Dv]`` with ``L >= 1``; ``DtypeMismatch`` unless both have the same
         dtype, one of bfloat16, float16 and float32.
         """
+        for array in (keys, values):
+            check_array(array)
         if keys.ndim != 4 or values.ndim != 4:
             raise ShapeMismatch(
                 f"keys have shape {keys.shape} and values {values.shape}; "
@@ -59,20 +62,28 @@ class RowLayout:
         Raises ``ShapeMismatch`` for another rank, batch, head count or dim, or no position;
         ``DtypeMismatch`` for rows that are not floating point.
         """
-        shape = keys.shape
-        length = shape[2] if len(shape) == 4 else 0
+        return self.fit(keys, values)[0]
+
+    def fit(self, keys: mx.array, values: mx.array) -> tuple[int, mx.array, mx.array]:
+        """How many positions the rows have, and the rows in the pages' dtype.
+
+        Raises as ``count`` does.
+        """
+        length = keys.shape[2] if keys.ndim == 4 else 0
         heads = self.num_kv_heads
         if (
-            not length
-            or shape != (1, heads, length, self.key_dim)
+            keys.shape != (1, heads, length, self.key_dim)
             or values.shape != (1, heads, length, self.value_dim)
+            or not length
         ):
             self._refuse_shapes(keys, values)
-        if keys.dtype != self.dtype or values.dtype != self.dtype:
+        dtype = self.dtype
+        if keys.dtype != dtype or values.dtype != dtype:
             for name, rows in (("keys", keys), ("values", values)):
-                if not mx.issubdtype(rows.dtype, mx.floating):
+                if not is_floating(rows):
                     raise DtypeMismatch(f"{name} are {rows.dtype}; rows are floating point")
-        return length
+            return length, self.cast(keys), self.cast(values)
+        return length, keys, values
 
     def holds(self, other: RowLayout) -> bool:
         """Whether rows of ``other`` fit; another float dtype does, by rounding."""
@@ -103,7 +114,7 @@ class RowLayout:
                 f"queries have shape {shape}; this cache is attended with [1, Hq, L, "
                 f"{self.key_dim}], Hq a multiple of {self.num_kv_heads}"
             )
-        if not mx.issubdtype(queries.dtype, mx.floating):
+        if queries.dtype != self.dtype and not is_floating(queries):
             raise DtypeMismatch(f"queries are {queries.dtype}; they must be floating point")
 
     def _refuse_shapes(self, keys: mx.array, values: mx.array) -> NoReturn:

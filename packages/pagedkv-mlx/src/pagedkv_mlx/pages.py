@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import repeat
 
 import attrs
 import mlx.core as mx
@@ -14,6 +15,7 @@ from pagedkv_pool import BlockPool, BlockTable
 from pagedkv_protocols import (
     DtypeMismatch,
     InvalidArgument,
+    InvalidType,
     PageCodec,
     PlaneSpec,
     PoolExhausted,
@@ -26,6 +28,7 @@ GROWTH = 256
 schedule: Callable[..., None] = mx.async_eval
 PENDING = 16
 """A plane that nobody reads, such as the values', has at most so many writes pending."""
+ROW_AXES = repeat((2,))
 
 
 @attrs.frozen
@@ -110,13 +113,17 @@ class LayerPages:
     ) -> None:
         if block_size < 1:
             raise InvalidArgument(f"block_size is {block_size}; at least 1 is legal")
+        if not (limit is None or isinstance(limit, Blocks | Bytes)):
+            raise InvalidType(f"a limit is {limit!r}; legal are Blocks(n), Bytes(n) and None")
         self.codec: PageCodec[mx.array, mx.Dtype] = DensePages() if codec is None else codec
         self.block_size = block_size
+        self.is_shared = False  # whether caches were made over these pages that were there
         self.keeps_means: bool = isinstance(codec, PagedTurboQuant) and codec.page_mean
         self.limit = limit
         self.layout: RowLayout | None = None
         self.planes: tuple[mx.array, ...] = ()
         self.specs: tuple[PlaneSpec[mx.Dtype], ...] = ()
+        self.num_block_planes: int = 0  # those with one row a block: of page means
         self._num_slots = 0  # how many the planes hold; the pool may be ahead
         self._num_pending = 0  # at most so many writes were not evaluated
         first = limit.count if isinstance(limit, Blocks) else -(-(capacity or 0) // block_size)
@@ -139,6 +146,7 @@ class LayerPages:
                 )
             self.pool.grow(blocks)
         self.layout, self.specs = layout, specs
+        self.num_block_planes = sum(spec.per_block for spec in specs)
 
     def reserve(self, table: BlockTable, length: int) -> None:
         """Make room in ``table`` for positions up to ``length``; grow where no limit forbids.
@@ -185,12 +193,12 @@ class LayerPages:
             self._num_pending = 0
             schedule(planes)  # costs nothing where they were evaluated with a step's output
         if isinstance(row, int):
-            start = start_index(row)
-            written = [mx.slice_update(planes[i], rows[i], start, (2,)) for i in range(len(rows))]
+            at = repeat(start_index(row))
+            written = tuple(map(mx.slice_update, planes, rows, at, ROW_AXES))
         else:
-            written = [put_rows(planes[i], row, rows[i]) for i in range(len(rows))]
+            written = tuple(map(put_rows, planes, repeat(row), rows))
         # Planes with one row a block come last, and are written apart.
-        self.planes = (*written, *planes[len(rows) :])
+        self.planes = written + planes[len(rows) :] if self.num_block_planes else written
 
     def write_blocks(self, table: BlockTable, begin: int, keys: mx.array, values: mx.array) -> None:
         """What ``write`` does, for a format with page means: rows from position ``begin`` on.
@@ -237,7 +245,7 @@ class LayerPages:
         """How many positions encoded rows have.
 
         Raises ``ShapeMismatch`` or ``DtypeMismatch`` where they are not of the planes that
-        the format has for ``layout``.
+        the format has for ``layout``, ``InvalidArgument`` for means that differ within a block.
         """
         specs = self.codec.planes(layout.key_dim, layout.value_dim, layout.dtype)
         length = rows[0].shape[2] if rows and rows[0].ndim == 4 else 0
@@ -246,7 +254,17 @@ class LayerPages:
             raise ShapeMismatch(f"rows have shapes {[p.shape for p in rows]}; pages hold {want}")
         if [plane.dtype for plane in rows] != [spec.dtype for spec in specs]:
             raise DtypeMismatch(f"rows are {[p.dtype for p in rows]}; pages hold {specs}")
+        for means in (rows[at] for at, spec in enumerate(specs) if spec.per_block):
+            self._check_means(means)
         return length
+
+    def _check_means(self, means: mx.array) -> None:
+        size, length = self.block_size, means.shape[2]
+        firsts = mx.repeat(means[:, :, ::size], size, axis=2)[:, :, :length]
+        if not mx.array_equal(firsts, means).item():
+            raise InvalidArgument(
+                f"page means differ within a block of {size}: these rows are of another block size"
+            )
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy all rows of slot ``source`` to slot ``target``.
@@ -267,6 +285,10 @@ class LayerPages:
             mx.slice_update(plane, copied, start_index(target * count), (2,))
             for plane, copied, count in zip(self.planes, rows, counts, strict=True)
         )
+
+    def clear(self) -> None:
+        """Let go of the planes, which no block is used of; the next write makes them anew."""
+        self.planes, self._num_slots = (), 0
 
     def reside(self, span: BlockSpan, begin: int, end: int, bucket: int) -> int:
         """Let a recorded step read ``bucket`` rows from ``span``'s first on; gives how many.
@@ -298,11 +320,15 @@ class LayerPages:
 
         Slices where the blocks are one run, one take a plane where they are not.
         """
-        planes = self.planes[: len(self.planes) - self.num_block_planes]
+        planes = self.planes
+        if self.num_block_planes:
+            planes = planes[: -self.num_block_planes]
         if span.row is not None:
-            rows = [run_rows(plane, span.row, length) for plane in planes]
+            rows = list(map(run_rows, planes, repeat(span.row), repeat(length)))
         else:
             rows = [block_rows(plane, span.index, self.block_size, length) for plane in planes]
+        if not self.num_block_planes:
+            return rows
         for plane in self.planes[len(planes) :]:
             a_block = block_rows(plane, span.index, 1, span.count)
             rows.append(mx.repeat(a_block, self.block_size, axis=2)[:, :, :length])
@@ -322,11 +348,6 @@ class LayerPages:
         assert isinstance(codec, PagedTurboQuant)
         rows = self.rows(span, length)
         return codec.decode_rotated(rows, layout.key_dim, layout.value_dim, layout.dtype)
-
-    @property
-    def num_block_planes(self) -> int:
-        """How many planes have one row a block: that of page means, where there are such."""
-        return sum(spec.per_block for spec in self.specs)
 
     @property
     def bytes_per_block(self) -> int:

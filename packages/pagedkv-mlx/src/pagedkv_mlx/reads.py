@@ -94,7 +94,7 @@ class GatheredRead:
             assert isinstance(self._rows, PagedRows)
             keys, values = self._rows.rotated()
             queries = turn.rotate_queries(queries)
-        rule = self._phase_mask(queries, keys) if isinstance(mask, Phase) else mask
+        rule = self._phase_mask(queries, keys) if mask is PHASE else mask
         output = attend_rows(queries, keys, values, scale, rule, sinks, softcap)
         return output if turn is None else turn.unrotate_outputs(output)
 

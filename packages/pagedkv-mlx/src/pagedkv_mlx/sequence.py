@@ -68,9 +68,7 @@ class PagedSequence:
         layout = self.layout
         if layout is None:
             layout = self.adopt(RowLayout.of(keys, values), keys.shape[2])
-        length = layout.count(keys, values)
-        if keys.dtype != layout.dtype or values.dtype != layout.dtype:
-            keys, values = layout.cast(keys), layout.cast(values)
+        length, keys, values = layout.fit(keys, values)
         begin = self.offset
         end = begin + length
         if end > self.room_end:
@@ -215,7 +213,7 @@ class PagedSequence:
         They are one run of this sequence's own, and no live read keeps a row to be cleared.
         """
         row, size, pool = self.span.row, self.table.block_size, self.pages.pool
-        owned = self.owns_pages and self.table.is_run
+        owned = self.owns_pages and not self.pages.is_shared and self.table.is_run
         if not owned or row is None:
             return owned
         first, end = row // size + self.span.count, -(-(row + self._to_clear(bucket)) // size)
@@ -255,5 +253,7 @@ class PagedSequence:
         return other
 
     def close(self) -> None:
-        """Give every block back."""
+        """Give every block back, and the pages of this sequence alone where no read needs them."""
         self.table.close()
+        if self.owns_pages and not self.pages.pool.num_used:
+            self.pages.clear()
