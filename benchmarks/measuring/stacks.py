@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import attrs
 import mlx.core as mx
 from mlx_lm.models.base import scaled_dot_product_attention
+from mlx_lm.models.cache import QuantizedKVCache
 
 from pagedkv_mlx import AttentionMasks, Blocks, CacheGroup, LayerPages, PagedKVCache
 from pagedkv_mlx.mlx_lm import PagedPromptCache
@@ -26,7 +27,8 @@ class Shape:
     dim: int
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.num_query_heads} query and {self.num_kv_heads} KV heads, D {self.dim}"
+        heads = f"{self.num_query_heads} query and {self.num_kv_heads} KV heads"
+        return f"{self.name}: {heads}, D {self.dim}"
 
     def inputs(self, length: int) -> mx.array:
         """Unit-scale numbers ``[1, Hq, length, D]``, evaluated."""
@@ -48,7 +50,7 @@ class Shape:
 
 SMOLLM2 = Shape("SmolLM2-135M", 9, 3, 64)
 WIDE = Shape("8 KV heads", 32, 8, 128)
-TINY = Shape("tiny", 4, 2, 32)
+TINY = Shape("tiny", 4, 2, 64)
 
 
 def fetch_step(shape: Shape, caches: Sequence[Any]) -> Step:
@@ -113,12 +115,29 @@ def fill(shape: Shape, caches: Sequence[Any], length: int, chunk: int = 512) -> 
     for begin in range(0, length, chunk):
         rows = shape.inputs(min(chunk, length - begin))[:, : shape.num_kv_heads]
         for cache in caches:
-            mx.eval(append_rows(cache, rows))
+            append_rows(cache, rows)
+            mx.eval(arrays_of(cache))
 
 
-def append_rows(cache: Any, rows: mx.array) -> Any:
-    """Append ``rows`` as keys and as values; gives what must be evaluated to store them."""
+def append_rows(cache: Any, rows: mx.array) -> None:
+    """Append ``rows`` as keys and as values, unevaluated and unread."""
     if isinstance(cache, PagedKVCache):
         cache.append_window(rows, rows).dispose()
-        return cache.state()
-    return cache.update_and_fetch(rows, rows)
+    else:
+        cache.update_and_fetch(rows, rows)
+
+
+def stored_arrays(caches: Sequence[Any]) -> list[mx.array]:
+    """The arrays that ``caches`` hold now, reserved room included."""
+    return [array for cache in caches for array in arrays_of(cache)]
+
+
+def arrays_of(cache: Any) -> list[mx.array]:
+    """The arrays of one cache, mlx-lm's or our own."""
+    if isinstance(cache, PagedPromptCache):
+        cache = cache.cache
+    if isinstance(cache, PagedKVCache):
+        return list(cache.state())
+    if isinstance(cache, QuantizedKVCache):
+        return [*cache.keys, *cache.values]
+    return [cache.keys, cache.values]

@@ -1,0 +1,1 @@
+"""The three measurements of ``cpu_decode.py``: whole steps, building alone, and large pools."""
