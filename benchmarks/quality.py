@@ -142,6 +142,28 @@ def formats(quick: bool) -> dict[str, dict[str, Any]]:
     return rows
 
 
+def aims(found: dict[str, Quality], base: Quality) -> str:
+    """Which aims were held, by how much; each is met or missed by the figures in the table."""
+    above = 100 * (found["TurboQuant K8V4"].perplexity / base.perplexity - 1)
+    agreement = 100 * found["TurboQuant K4V4"].agreement
+    higher = [
+        f"K{keys}V{values}"
+        for keys, values in WIDTHS
+        if found[f"TurboQuant K{keys}V{values}"].kl
+        >= found[f"affine K{keys}V{values}, group 64"].kl
+    ]
+    lines = (
+        (above <= 0.5, f"TurboQuant K8V4 perplexity at most +0.5 %: {above:+.2f} %"),
+        (agreement >= 95, f"TurboQuant K4V4 keeps 95 % of the top tokens: {agreement:.1f} %"),
+        (
+            not higher,
+            "TurboQuant's KL below that of affine, group 64, which stores a quarter of a bit more: "
+            + (f"not at {', '.join(higher)}" if higher else "at every width"),
+        ),
+    )
+    return "\n".join(f"- Aim, {'met' if met else 'missed'}: {aim}." for met, aim in lines)
+
+
 def row(name: str, quality: Quality, base: Quality) -> list[str]:
     """One line of the table."""
     return [
@@ -168,9 +190,9 @@ def main() -> None:
     with progress_bar("Formats", 1 + len(chosen)) as advance:
         base = judge(model, windows, plan, {}, reference)
         advance()
-        rows = [row("16-bit", base, base)]
+        found = {}
         for name, made in chosen.items():
-            rows.append(row(name, judge(model, windows, plan, made, reference), base))
+            found[name] = judge(model, windows, plan, made, reference)
             advance()
     judged = plan.num_windows * (plan.context - plan.warm)
     report = Report("Quality of page formats on SmolLM2-135M-Instruct")
@@ -182,8 +204,10 @@ def main() -> None:
     )
     report.table(
         ["pages", "bits a number", "perplexity", "against 16-bit", "KL, nats", "same top token"],
-        rows,
+        [row(name, quality, base) for name, quality in {"16-bit": base, **found}.items()],
     )
+    if not options.quick:
+        report.remark(aims(found, base))
     report.publish("quality", save=options.save)
 
 
