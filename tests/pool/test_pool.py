@@ -22,6 +22,18 @@ def holding(*held: int, num_blocks: int = 8) -> BlockPool:
     return pool
 
 
+def test_blocks_that_are_given_once_over_are_shared_pinned_and_released_like_a_list():
+    pool = holding(1, 3)
+    pool.share(iter([1, 3]))
+    pool.pin(iter([1, 3]), iter([2, 2]))
+    pool.release(iter([1, 3]))
+    assert [pool.ref_cnt(block) for block in (1, 3)] == [1, 1]
+    pool.release(iter([1, 3]))
+    assert pool.num_used == 2  # the pins are left
+    pool.unpin(iter([1, 3]))
+    assert pool.num_used == 0
+
+
 # Taking.
 
 

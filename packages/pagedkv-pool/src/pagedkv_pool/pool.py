@@ -124,21 +124,23 @@ class BlockPool:
                 "release a sequence or raise the pool's limit"
             )
 
-    def share(self, blocks: Sequence[int]) -> None:
+    def share(self, blocks: Iterable[int]) -> None:
         """Add a holder to each of ``blocks``. Raises ``BlockNotHeld`` for one without any."""
         self._drain()
+        blocks = list(blocks)
         for block in blocks:
             self._check_held(block, 1)
         for block in blocks:
             self._ref_cnt[block] += 1
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Iterable[int]) -> None:
         """Drop a holder of each of ``blocks``; one left without holders or pins is free.
 
         A block that is listed twice loses two. Raises ``BlockNotHeld`` for a block with
         fewer holders than it would lose.
         """
         self._drain()
+        blocks = list(blocks)
         for block, count in Counter(blocks).items():
             self._check_held(block, count)
         self._release(blocks)
@@ -174,14 +176,14 @@ class BlockPool:
             self._drain()
         return self._ref_cnt[block] == 1 and self._pinned_rows[block] <= row
 
-    def pin(self, blocks: Sequence[int], rows: Iterable[int]) -> None:
+    def pin(self, blocks: Iterable[int], rows: Iterable[int]) -> None:
         """Keep ``blocks`` from reuse, and the first ``rows`` of each from being rewritten.
 
         Raises ``BlockNotHeld`` for a block that nobody holds or pins, ``InvalidArgument``
         where there is not one number of rows for each block.
         """
         self._drain()
-        rows = list(rows)
+        blocks, rows = list(blocks), list(rows)
         if len(rows) != len(blocks):
             raise InvalidArgument(
                 f"wanted to pin {len(blocks)} blocks, {len(rows)} numbers of rows were given"
@@ -194,9 +196,10 @@ class BlockPool:
             self._pin_cnt[block] += 1
             self._pinned_rows[block] = max(self._pinned_rows[block], count)
 
-    def unpin(self, blocks: Sequence[int]) -> None:
+    def unpin(self, blocks: Iterable[int]) -> None:
         """Undo one ``pin`` of each of ``blocks``. Raises ``BlockNotHeld`` where none is."""
         self._drain()
+        blocks = list(blocks)
         for block, count in Counter(blocks).items():
             self._check_exists(block)
             if self._pin_cnt[block] < count:
