@@ -209,9 +209,11 @@ def test_a_state_that_no_entry_wrote_is_refused(whole):
     entry, _ = entry_of(Layer(), 6)
     rows, meta = entry.cache.page_rows(), entry.meta_state
     unknown = meta[1].replace('"dense"', '"sparse"')
-    for bad, error in [((), InvalidArgument), (("", ""), InvalidArgument)]:
-        with pytest.raises(error, match="state was described by"):
-            PagedPromptCache.from_state(*((rows, bad),) if whole else (rows, bad))
+    odd_dtype = meta[1].replace("mlx.core.bfloat16", "bytes")
+    for text in ("", "{}", "[]", "{", odd_dtype):
+        for bad in ((), ("", text), (meta[0], text), (*meta, text)):
+            with pytest.raises(InvalidArgument, match="state was described by"):
+                PagedPromptCache.from_state(*((rows, bad),) if whole else (rows, bad))
     bad = (meta[0], unknown)
     with pytest.raises(IllegalFormat, match="sparse"):
         PagedPromptCache.from_state(*((rows, bad),) if whole else (rows, bad))
@@ -547,6 +549,7 @@ def test_an_entry_whose_rows_fit_no_group_is_not_quantized():
 def test_a_fresh_entry_is_quantized_before_its_first_row():
     entry = PagedPromptCache(PagedKVCache(block_size=4)).to_quantized(group_size=32, bits=2)
     assert entry.cache.quantization == PagedQuantization(2, 32)
+    assert PagedPromptCache(PagedKVCache(direct="auto")).to_quantized().cache.direct == "auto"
     rows = Layer(Shape(4, 2, 32, 32)).rows(3)
     entry.update_and_fetch(*rows)
     assert entry.offset == 3

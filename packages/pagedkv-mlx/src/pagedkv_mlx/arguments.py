@@ -7,7 +7,7 @@ from typing import SupportsIndex
 
 import mlx.core as mx
 
-from pagedkv_protocols import DtypeMismatch, InvalidArgument, InvalidType, ShapeMismatch
+from pagedkv_protocols import DecodePlan, DtypeMismatch, InvalidArgument, InvalidType, ShapeMismatch
 
 
 def trim_count(n: SupportsIndex) -> int:
@@ -38,6 +38,31 @@ def window_size(window: int | None, release_behind: bool) -> int | None:
 def own(array: mx.array) -> mx.array:
     """Another handle on the same numbers: who assigns into ``array`` does not change it."""
     return array[...]
+
+
+def check_array(array: object) -> None:
+    """Refuse what is no ``mx.array``, such as one of NumPy. Raises ``InvalidType``."""
+    if not isinstance(array, mx.array):
+        kind = f"{type(array).__module__}.{type(array).__qualname__}"
+        raise InvalidType(f"rows and queries are mx.array, one was a {kind}; wrap it in mx.array()")
+
+
+def is_floating(array: mx.array) -> bool:
+    """Whether ``array`` holds floating-point numbers. Raises ``InvalidType`` as ``check_array``."""
+    check_array(array)
+    return mx.issubdtype(array.dtype, mx.floating)
+
+
+def check_plan(plan: DecodePlan, offset: int, room_end: int) -> None:
+    """Refuse to commit a step that was planned for another length, or whose room is gone.
+
+    Raises ``InvalidArgument``.
+    """
+    if plan.length != offset or offset >= room_end:
+        raise InvalidArgument(
+            f"a step was planned at {plan.length} positions, the cache has {offset} and room "
+            f"for {room_end}; prepare it again after an append, a trim or a fork"
+        )
 
 
 def check_overlay(overlay: mx.array, num_queries: int) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import mlx.core as mx
 
-from pagedkv_protocols import DtypeMismatch, InvalidArgument, ShapeMismatch
+from pagedkv_protocols import DtypeMismatch, InvalidArgument, InvalidType, ShapeMismatch
 
 
 def attend_rows(
@@ -26,11 +27,13 @@ def attend_rows(
 
     Without ``softcap`` this is ``mx.fast.scaled_dot_product_attention`` and nothing else.
 
-    Raises ``ShapeMismatch``, ``DtypeMismatch`` or ``InvalidArgument`` for a mask, sinks or a
-    softcap that do not fit.
+    Raises ``ShapeMismatch``, ``DtypeMismatch``, ``InvalidType`` or ``InvalidArgument`` for a
+    mask, sinks or a softcap that do not fit.
     """
     if isinstance(mask, mx.array):
         mask = _fitting_mask(mask, queries, keys.shape[2])
+    else:
+        _check_word(mask)
     if sinks is not None:
         sinks = _fitting_sinks(sinks, queries)
     if softcap is not None:
@@ -58,6 +61,11 @@ def _fitting_mask(mask: mx.array, queries: mx.array, num_keys: int) -> mx.array:
     return mask.astype(queries.dtype)
 
 
+def _check_word(mask: object) -> None:
+    if not (mask is None or (isinstance(mask, str) and mask == "causal")):
+        raise InvalidType(f"a mask is {mask!r}; legal are PHASE, None and an mx.array")
+
+
 def _fitting_sinks(sinks: mx.array, queries: mx.array) -> mx.array:
     if sinks.shape != (queries.shape[1],):
         raise ShapeMismatch(
@@ -81,8 +89,8 @@ def _softcapped(
 
     The form is that of Gemma 2 (arXiv 2408.00118, section 2).
     """
-    if not softcap > 0:
-        raise InvalidArgument(f"softcap is {softcap}; it must be above 0")
+    if not 0 < softcap < math.inf:
+        raise InvalidArgument(f"softcap is {softcap}; it must be above 0 and finite, or None")
     batch, heads, length, _ = queries.shape
     group = heads // keys.shape[1]
     grouped = (queries.astype(mx.float32) * scale).reshape(

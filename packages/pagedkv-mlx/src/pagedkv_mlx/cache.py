@@ -11,7 +11,14 @@ import mlx.core as mx
 from typing_extensions import Self
 
 from pagedkv_formats import PagedQuantization, PagedTurboQuant
-from pagedkv_mlx.arguments import check_encoder_mask, check_overlay, trim_count, window_size
+from pagedkv_mlx.arguments import (
+    check_encoder_mask,
+    check_overlay,
+    check_plan,
+    own,
+    trim_count,
+    window_size,
+)
 from pagedkv_mlx.layout import RowLayout
 from pagedkv_mlx.masks import AttentionMasks
 from pagedkv_mlx.pages import DEFAULT_BLOCK_SIZE, LayerPages
@@ -93,7 +100,7 @@ class PagedKVCache:
         if capacity is not None and capacity < 1:
             raise InvalidArgument(f"capacity is {capacity}; at least 1 is legal, or None")
         self._window = window_size(window, release_behind)
-        if direct not in (False, True, "auto"):
+        if not (isinstance(direct, bool) or direct == "auto"):
             raise InvalidArgument(f"direct is {direct!r}; legal are False, True and 'auto'")
         codec = quantization or turbo
         owns_pages = pages is None
@@ -104,6 +111,8 @@ class PagedKVCache:
             raise InvalidArgument(
                 f"shared pages are {pages.signature()}; leave block_size and the format out"
             )
+        else:
+            pages.is_shared = True
         keep = window if release_behind else None
         self.sequence: PagedSequence = PagedSequence(pages, owns_pages=owns_pages, keep=keep)
         self.masks: AttentionMasks = AttentionMasks() if masks is None else masks
@@ -323,7 +332,8 @@ class PagedKVCache:
         """Take rows that ``page_rows`` of a cache of this format gave, as they are.
 
         Raises ``ShapeMismatch`` and ``DtypeMismatch`` for rows that are not of the format's
-        planes, ``Unsupported`` unless the cache is fresh, ``Disposed``.
+        planes, ``InvalidArgument`` for page means of another block size, ``Unsupported``
+        unless the cache is fresh, ``Disposed``.
         """
         self._check_first("restore_rows")
         self._check_direct()
@@ -341,7 +351,7 @@ class PagedKVCache:
     def state(self) -> tuple[mx.array, ...]:
         """The planes, uncopied, to be evaluated at prefill boundaries. Raises ``Disposed``."""
         self._check_alive()
-        return self.pages.planes
+        return tuple(map(own, self.pages.planes))
 
     def make_mask(
         self, n: int, window_size: int | None = None, return_array: bool = False
@@ -358,7 +368,7 @@ class PagedKVCache:
         if window is None and n == 1:
             return None
         num_keys = self.offset + n - self.sequence.start_after_release()
-        return self.masks.lease(n, num_keys, window=window).array
+        return own(self.masks.lease(n, num_keys, window=window).array)
 
     # Going back, splitting, ending --------------------------------------------------------
 
@@ -402,6 +412,9 @@ class PagedKVCache:
         other.__dict__.update(self.__dict__)
         other.sequence = self.sequence.fork()
         return other
+
+    def __copy__(self) -> Self:
+        return self.fork()  # two caches of one sequence would move each other's offset
 
     def __deepcopy__(self, memo: object) -> Self:
         return self.fork()
@@ -488,7 +501,13 @@ class PagedKVCache:
     def commit_decode_step(
         self, plan: DecodePlan, outputs: Sequence[mx.array], /
     ) -> tuple[mx.array, ...]:
-        """Append the row that the step computed; gives the planes, to be evaluated with it."""
+        """Append the row that the step computed; gives the planes, to be evaluated with it.
+
+        Raises ``InvalidArgument`` where the cache changed since the plan was made,
+        ``Disposed``.
+        """
+        self._check_alive()
+        check_plan(plan, self.offset, self.sequence.room_end)
         if plan.phase is DecodePhase.RESIDENT:
             self.pages.planes = tuple(outputs)
         else:

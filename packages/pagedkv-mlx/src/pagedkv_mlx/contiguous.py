@@ -10,7 +10,14 @@ import mlx.core as mx
 from typing_extensions import Self
 
 from pagedkv_formats import DensePages
-from pagedkv_mlx.arguments import check_encoder_mask, check_overlay, trim_count, window_size
+from pagedkv_mlx.arguments import (
+    check_encoder_mask,
+    check_overlay,
+    check_plan,
+    own,
+    trim_count,
+    window_size,
+)
 from pagedkv_mlx.layout import RowLayout
 from pagedkv_mlx.masks import AttentionMasks
 from pagedkv_mlx.pages import DEFAULT_BLOCK_SIZE, start_index
@@ -158,7 +165,7 @@ class ContiguousKVCache:
     def state(self) -> tuple[mx.array, ...]:
         """The buffers, to be evaluated. Raises ``Disposed``."""
         self._check_alive()
-        return self._buffers
+        return tuple(map(own, self._buffers))
 
     def make_mask(
         self, n: int, window_size: int | None = None, return_array: bool = False
@@ -169,7 +176,7 @@ class ContiguousKVCache:
         if window is None and (n == 1 or not return_array):
             return None if n == 1 else "causal"
         num_keys = self._offset + n - self._start_after_release()
-        return self.masks.lease(n, num_keys, window=window).array
+        return own(self.masks.lease(n, num_keys, window=window).array)
 
     def is_trimmable(self, n: SupportsIndex = 0, /) -> bool:
         """As ``PagedKVCache.is_trimmable``."""
@@ -240,6 +247,8 @@ class ContiguousKVCache:
         self, plan: DecodePlan, outputs: Sequence[mx.array], /
     ) -> tuple[mx.array, ...]:
         """As ``PagedKVCache.commit_decode_step``."""
+        self._check_alive()
+        check_plan(plan, self._offset, self._offset + 1)
         assert self._layout is not None
         if plan.phase is DecodePhase.RESIDENT:
             self._buffers = (*outputs, *self._buffers[len(outputs) :])

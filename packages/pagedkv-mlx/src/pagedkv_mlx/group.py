@@ -114,8 +114,11 @@ class CacheGroup:
     def replace(self, old: PagedKVCache, new: PagedKVCache) -> None:
         """Take ``new`` in the place of ``old``, as where a layer's pages change their format.
 
-        Raises ``InvalidArgument`` for a cache of another live group.
+        Raises ``InvalidArgument`` for an ``old`` of none of the group's layers, and for a
+        ``new`` of another live group.
         """
+        if all(cache is not old for cache in self._distinct):
+            raise InvalidArgument("the cache to be replaced is none of this group's")
         new.join(weakref.ref(self))
         old.sequence.group = None
         self.caches = tuple(new if cache is old else cache for cache in self.caches)

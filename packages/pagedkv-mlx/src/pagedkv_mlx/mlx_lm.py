@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Literal, SupportsIndex
+from typing import Any, Final, Literal, SupportsIndex, cast
 
 import attrs
 import mlx.core as mx
@@ -25,6 +25,7 @@ STATE_IS_WHOLE: Final = not hasattr(mlx_lm_cache._BaseCache, "meta_state")
 """Whether this mlx-lm's ``from_state(state)`` takes one full tree (0.32.2 and later)."""
 
 Meta = tuple[str, ...]
+DESCRIPTION = {"format", "block_size", "window", "release_behind", "start", "rows"}
 
 
 class PagedPromptCache:
@@ -147,6 +148,7 @@ class PagedPromptCache:
             cache.capacity,
             block_size=cache.block_size,
             quantization=PagedQuantization(bits=bits, group_size=group_size),
+            direct=cache.direct,
             masks=cache.masks,
             window=cache.window,
             release_behind=cache.release_behind,
@@ -188,9 +190,7 @@ def restore(rows: Sequence[mx.array], meta: Sequence[str]) -> PagedKVCache:
     Raises ``InvalidArgument`` for a ``meta`` that no entry wrote, ``IllegalFormat`` for a
     format that is not known, ``Unsupported`` for rows that do not begin at position 0.
     """
-    if len(meta) != 2 or meta[0] != "pagedkv":
-        raise InvalidArgument(f"a paged entry's state was described by {tuple(meta)!r}")
-    parameters = json.loads(meta[1])
+    parameters = described(meta)
     check_whole(parameters["start"])
     cache = PagedKVCache(
         pages=LayerPages(
@@ -200,10 +200,27 @@ def restore(rows: Sequence[mx.array], meta: Sequence[str]) -> PagedKVCache:
         release_behind=parameters["release_behind"],
     )
     if parameters["rows"]:
-        named = parameters["rows"]
-        dtype = next(dtype for dtype in PAGE_DTYPES if str(dtype) == named["dtype"])
-        cache.restore_rows(RowLayout(**{**named, "dtype": dtype}), rows)
+        cache.restore_rows(parameters["rows"], rows)
     return cache
+
+
+def described(meta: Sequence[str]) -> dict[str, Any]:
+    """What an entry wrote as ``meta``, its ``rows`` as a ``RowLayout``, or ``None`` before any.
+
+    Raises ``InvalidArgument`` for what no entry wrote.
+    """
+    try:
+        name, text = meta
+        parameters = json.loads(text)
+        rows = parameters["rows"]
+        if rows:
+            dtype = {str(dtype): dtype for dtype in PAGE_DTYPES}[rows["dtype"]]
+            parameters["rows"] = RowLayout(**{**rows, "dtype": dtype})
+        if name != "pagedkv" or not DESCRIPTION <= parameters.keys():
+            raise ValueError(name)
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidArgument(f"a paged entry's state was described by {meta!r}") from error
+    return cast("dict[str, Any]", parameters)
 
 
 def check_whole(start: int) -> None:
