@@ -7,8 +7,12 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-PARTITION = 256
-"""Positions of a partition: one constant, so that a row's bits depend on nothing else."""
+PARTITION = 512
+"""Positions of a partition: one constant, so that a row's bits depend on nothing else.
+
+On an H200 512 read long contexts and codes faster than 256 and short contexts slower; 1024
+would not leave 8 query rows their threadgroup memory.
+"""
 
 MAX_QUERIES = 8
 MAX_DIM = 256
@@ -143,7 +147,7 @@ def plan_read(
 
     >>> plan = plan_read(PageShape(8, 128, 128, mx.bfloat16, 256), 1, 32, 1, 0, 1000)
     >>> plan.rows, plan.row_blocks, plan.num_partitions, plan.read_grid
-    (4, 1, 4, (1024, 8, 1))
+    (4, 1, 2, (512, 8, 1))
     """
     num_rows = num_heads // pages.num_kv_heads * num_queries
     rows, row_blocks = rows_of(num_rows)
@@ -202,6 +206,7 @@ def read_template(
         ("DK", pages.key_dim),
         ("DV", pages.value_dim),
         ("BLOCK", pages.block_size),
+        ("PARTITION", PARTITION),
         ("ROWS", rows),
         ("KEYS_IN_FLIGHT", in_flight(pages.key_dim, pages.key_format)),
         ("VALUES_IN_FLIGHT", in_flight(pages.value_dim, pages.value_format)),

@@ -1,6 +1,6 @@
 // Attention of a row's newest queries over one partition of its context, read from the pages.
 //
-// A threadgroup takes one row of the batch, one KV head, one partition of 256 positions, and
+// A threadgroup takes one row of the batch, one KV head, one partition of PARTITION positions, and
 // ROWS of that head's query rows (all, where they fit): keys and values are read once for all.
 //
 // grid         (256 * row blocks * partitions, KV heads, batch), threadgroup (256, 1, 1)
@@ -55,26 +55,29 @@ constexpr int QUERY_WORDS = QUERY_FORMAT == 2 ? 8 : 4;
 // Weights lie [token][row]; the stride spreads a row's tokens over the banks.
 constexpr int STRIDE = ROWS < 4 ? ROWS : (ROWS + 3) / 4 % 2 ? (ROWS + 3) / 4 * 4 : ROWS / 4 * 4 + 4;
 constexpr int MERGED_ROWS = least(ROWS, most(1, 512 / DV));
+constexpr int LANE_TOKENS = PARTITION / 32;
 constexpr float MASKED = -1e38f;
-threadgroup float shared[most(256 * STRIDE, 8 * MERGED_ROWS * DV)];
-threadgroup uint places[256];
+threadgroup float shared[most(PARTITION * STRIDE, 8 * MERGED_ROWS * DV)];
+threadgroup uint places[PARTITION];
 
 // Which positions of the partition any query sees, relative to its first.
-const uint origin = (counts[4] + partition) * 256;
+const uint origin = (counts[4] + partition) * PARTITION;
 const uint held = starts[sequence];
 const uint length = lengths[sequence];
 const uint oldest = length - metal::min(length, num_queries);
 const uint window = counts[5];
 const uint behind = window > 0 ? oldest + 1 - metal::min(oldest + 1, window) : 0;
-const uint low = metal::min(256u, metal::max(metal::max(held, behind), origin) - origin);
-const uint high = metal::max(low, metal::min(256u, metal::max(length, origin) - origin));
+const uint low = metal::min(uint(PARTITION), metal::max(metal::max(held, behind), origin) - origin);
+const uint high = metal::max(low, metal::min(uint(PARTITION), metal::max(length, origin) - origin));
 
 // Find every position's flat row; what nobody sees repeats one that is seen.
 if (low < high) {
-    const uint seen = metal::max(low, metal::min(thread_index, high - 1));
-    const uint position = origin + seen - held;
-    const uint slot = table[ulong(sequence) * counts[3] + position / BLOCK];
-    places[thread_index] = slot * BLOCK + position % BLOCK;
+    for (uint token = thread_index; token < PARTITION; token += 256) {
+        const uint seen = metal::max(low, metal::min(token, high - 1));
+        const uint position = origin + seen - held;
+        const uint slot = table[ulong(sequence) * counts[3] + position / BLOCK];
+        places[token] = slot * BLOCK + position % BLOCK;
+    }
 }
 
 // Load the queries, a lane its chunk of each row.
@@ -153,22 +156,30 @@ for (uint r = simdgroup; r < ROWS; r += 8) {
     const uint row = metal::min(first_row + r, num_rows - 1);
     const uint at = counts[6] > 0 ? oldest + row % num_queries : length - metal::min(length, 1u);
     const uint from = window > 0 ? at + 1 - metal::min(at + 1, window) : 0;
-    float score[8];
-    float largest = MASKED;
-    for (int i = 0; i < 8; i++) {
+    const uint first = metal::max(low, metal::max(from, origin) - origin);
+    const uint end = metal::min(high, metal::max(at + 1, origin) - origin);
+    const uint count = metal::max(first, end) - first;
+    float score[LANE_TOKENS];
+    for (int i = 0; i < LANE_TOKENS; i++) {
         const uint token = lane + 32 * i;
-        const uint position = origin + token;
         score[i] = MASKED;
-        if (token >= low && token < high && position >= from && position <= at) {
-            const float raw = shared[token * STRIDE + r];
-            score[i] =
-                factors[1] != 0.0f ? metal::fma(factors[1], metal::tanh(raw), 0.0f) : raw;
+        if (token - first < count) {
+            score[i] = shared[token * STRIDE + r];
         }
+    }
+    if (factors[1] != 0.0f) {
+        for (int i = 0; i < LANE_TOKENS; i++) {
+            const float capped = metal::fma(factors[1], metal::tanh(score[i]), 0.0f);
+            score[i] = score[i] == MASKED ? MASKED : capped;
+        }
+    }
+    float largest = MASKED;
+    for (int i = 0; i < LANE_TOKENS; i++) {
         largest = metal::max(largest, score[i]);
     }
     largest = simd_max(largest);
     float sum = 0.0f;
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < LANE_TOKENS; i++) {
         const float weight = score[i] == MASKED ? 0.0f : metal::exp2(score[i] - largest);
         shared[(lane + 32 * i) * STRIDE + r] = weight;
         sum += weight;
