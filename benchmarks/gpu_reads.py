@@ -209,7 +209,7 @@ def read(case: Case, pools: Sequence[Planes], num_slots: int, tables: list[list[
 
 def gather(case: Case, pools: Sequence[Planes], table: Sequence[int]) -> Step:
     """Blocks collected in order, decoded where they are codes, then MLX's fused attention."""
-    slots = mx.array(table, mx.int32)
+    slots = mx.array(list(table), mx.int32)
 
     def rows(plane: mx.array) -> mx.array:
         blocks = plane.reshape(case.kv_heads, -1, case.block, plane.shape[3])
@@ -219,14 +219,15 @@ def gather(case: Case, pools: Sequence[Planes], table: Sequence[int]) -> Step:
     def step(queries: mx.array, index: int) -> mx.array:
         sides = [rows(plane) for plane in pools[index % len(pools)]]
         if case.bits:
-            sides = [decoded(*sides[:3], case.bits), decoded(*sides[3:], case.bits)]
+            sides = [decoded(sides[:3], case.bits), decoded(sides[3:], case.bits)]
         return attend(case, queries, sides[0], sides[1])
 
     return step
 
 
-def decoded(codes: mx.array, scales: mx.array, biases: mx.array, bits: int) -> mx.array:
+def decoded(side: Planes, bits: int) -> mx.array:
     """The rows that codes stand for."""
+    codes, scales, biases = side
     return mx.dequantize(codes, scales, biases, group_size=GROUP, bits=bits)
 
 
