@@ -12,6 +12,8 @@ import mlx.core as mx
 import pytest
 
 from pagedkv_mlx import (
+    Blocks,
+    Bytes,
     CacheGroup,
     ContiguousKVCache,
     LayerPages,
@@ -194,3 +196,18 @@ def test_a_group_replaces_no_cache_that_is_not_its_own():
     with pytest.raises(InvalidArgument, match="none of this group's"):
         group.replace(PagedKVCache(), fresh)
     assert fresh.sequence.group is None
+
+
+@pytest.mark.parametrize("size", [2.0, True, "2"])
+@pytest.mark.parametrize("name", ["capacity", "block_size", "window"])
+def test_a_size_that_is_no_integer_is_refused(name, size):
+    with pytest.raises(InvalidType, match=f"{name} is {size!r}; it must be an integer"):
+        PagedKVCache(**{name: size})
+
+
+@pytest.mark.parametrize("size", [1.0, True, "1"])
+def test_a_limit_or_a_step_that_is_no_integer_is_refused(size):
+    group = CacheGroup([PagedKVCache()])
+    for refused in (Blocks, Bytes, group.trim_to, lambda n: group.step(n).__enter__()):
+        with pytest.raises(InvalidType, match="it must be an integer"):
+            refused(size)

@@ -15,6 +15,7 @@ from pagedkv_mlx import Blocks, Bytes, CacheGroup, LayerPages, PagedKVCache, Pag
 from pagedkv_protocols import (
     IllegalFormat,
     InvalidArgument,
+    InvalidType,
     NotTrimmable,
     PoolExhausted,
     Unsupported,
@@ -27,7 +28,9 @@ from mlx_lm.generate import generate_step, maybe_quantize_kv_cache
 from mlx_lm.models import cache as mlx_lm_cache
 
 from pagedkv_mlx import mlx_lm as integration
+from pagedkv_mlx.decode import CompiledDecoder
 from pagedkv_mlx.mlx_lm import (
+    KeepDense,
     PagedPromptCache,
     make_paged_prompt_cache,
     page_prompt_cache,
@@ -571,3 +574,45 @@ def test_mlx_lms_loop_with_kv_bits_reads_affine_pages(llama):
         assert mx.allclose(ours, theirs, atol=1).item()
     assert {entry.cache.quantization for entry in caches} == {PagedQuantization(8, 32)}
     assert {entry.offset for entry in caches} == {26}
+
+
+def test_a_policy_of_no_count_of_layers_is_refused():
+    with pytest.raises(InvalidArgument, match="at least 0 layers"):
+        KeepDense(first=-1)
+    with pytest.raises(InvalidType, match=r"last is 1\.5; it must be an integer"):
+        KeepDense(last=cast("Any", 1.5))
+
+
+def test_an_entry_that_is_given_another_state_stays_in_its_group(llama, whole):
+    entries = make_paged_prompt_cache(llama, block_size=4)
+    llama(mx.array([TOKENS[:6]]), cache=entries)
+    first = entries[0]
+    pool = first.cache.pool
+    state, meta = first.state, first.meta_state
+    first.state = state
+    if not whole:
+        first.meta_state = meta
+    assert [entry.cache for entry in entries] == list(first.group.caches)
+    assert pool is not first.cache.pool
+    assert pool.num_used == 0
+
+
+@pytest.mark.parametrize("trimmed", [0, 1, 2])
+def test_a_recorded_step_over_layers_of_unequal_lengths_has_the_bits_of_the_eager_one(
+    llama, trimmed
+):
+    entries = make_paged_prompt_cache(llama, block_size=4)
+    llama(mx.array([TOKENS[:6]]), cache=entries)
+    entries[trimmed].cache.trim(2)
+    others, token, decoder = copy.deepcopy(entries), mx.array([[7]]), CompiledDecoder(llama)
+    with pytest.warns(UserWarning, match="layers of unequal lengths"):
+        logits = decoder(token, cache=entries)
+    assert same(logits, llama(token, cache=others))
+    assert [entry.offset for entry in entries] == [entry.offset for entry in others]
+
+
+def test_a_first_token_goes_to_the_model_and_nothing_is_said(llama):
+    entries, decoder = make_paged_prompt_cache(llama, block_size=4), CompiledDecoder(llama)
+    for step in range(3):
+        decoder(mx.array([[step]]), cache=entries)
+    assert decoder.num_traces == 1

@@ -10,6 +10,18 @@ import mlx.core as mx
 from pagedkv_protocols import DecodePlan, DtypeMismatch, InvalidArgument, InvalidType, ShapeMismatch
 
 
+def check_integers(**values: object) -> None:
+    """Refuse a value that is no integer, such as 2.0 or True. Raises ``InvalidType``.
+
+    ``None`` stands for an option that was not asked for.
+
+    >>> check_integers(block_size=256, window=None)
+    """
+    for name, value in values.items():
+        if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
+            raise InvalidType(f"{name} is {value!r}; it must be an integer")
+
+
 def trim_count(n: SupportsIndex) -> int:
     """``n`` as a number of positions to drop.
 
@@ -27,7 +39,8 @@ def trim_count(n: SupportsIndex) -> int:
 
 
 def window_size(window: int | None, release_behind: bool) -> int | None:
-    """``window`` if it is legal. Raises ``InvalidArgument``."""
+    """``window`` if it is legal. Raises ``InvalidArgument``, ``InvalidType``."""
+    check_integers(window=window)
     if window is not None and window < 1:
         raise InvalidArgument(f"window is {window}; at least 1 is legal, or None for all")
     if release_behind and window is None:

@@ -13,6 +13,7 @@ from typing_extensions import Self
 from pagedkv_formats import PagedQuantization, PagedTurboQuant
 from pagedkv_mlx.arguments import (
     check_encoder_mask,
+    check_integers,
     check_overlay,
     check_plan,
     own,
@@ -93,10 +94,12 @@ class PagedKVCache:
         model's caches. ``window``: causal queries see that many positions, themselves
         included; ``release_behind`` gives back blocks that no later query can see.
 
-        Raises ``InvalidArgument`` for values that are never legal together.
+        Raises ``InvalidArgument`` for values that are never legal together, ``InvalidType``
+        for sizes that are no integers.
         """
         if quantization is not None and turbo is not None:
             raise InvalidArgument("both quantization and turbo were given; a page has one format")
+        check_integers(capacity=capacity, block_size=block_size)
         if capacity is not None and capacity < 1:
             raise InvalidArgument(f"capacity is {capacity}; at least 1 is legal, or None")
         self._window = window_size(window, release_behind)

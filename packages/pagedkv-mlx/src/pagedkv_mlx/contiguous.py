@@ -12,6 +12,7 @@ from typing_extensions import Self
 from pagedkv_formats import DensePages
 from pagedkv_mlx.arguments import (
     check_encoder_mask,
+    check_integers,
     check_overlay,
     check_plan,
     own,
@@ -66,7 +67,8 @@ class ContiguousKVCache:
         window: int | None = None,
         release_behind: bool = False,
     ) -> None:
-        """An empty cache. Raises ``InvalidArgument`` for sizes below 1."""
+        """An empty cache. Raises ``InvalidArgument`` and ``InvalidType`` for sizes."""
+        check_integers(block_size=block_size)
         if block_size < 1:
             raise InvalidArgument(f"block_size is {block_size}; at least 1 is legal")
         self.block_size = block_size

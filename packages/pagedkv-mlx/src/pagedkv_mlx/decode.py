@@ -27,6 +27,7 @@ class CompiledDecoder:
     Called as the model is: ``decoder(tokens, cache=entries)``. Longer inputs, and caches
     without a compiled form, go to the model itself; the latter is said once.
 
+    - A first append goes to the model too, for it fixes the dims.
     - One recording serves every later step, generation and cache of the same kind;
       ``num_traces`` counts how often the model was recorded.
     - A step that raises leaves every cache as it was.
@@ -52,9 +53,9 @@ class CompiledDecoder:
 
         Raises ``PoolExhausted`` with nothing changed, ``Unsupported`` for a direct cache.
         """
-        if tokens.shape != (1, 1) or inputs:
-            return self._model(tokens, cache=cache, **inputs)
         caches = [getattr(entry, "cache", entry) for entry in cache]
+        if tokens.shape != (1, 1) or inputs or any(map(is_fresh, caches)):
+            return self._model(tokens, cache=cache, **inputs)
         try:
             return self.step(tokens, caches)
         except Unsupported as error:
@@ -81,6 +82,8 @@ class CompiledDecoder:
 
     def _step(self, tokens: mx.array, caches: Sequence[CompiledDecodeCache[mx.array]]) -> mx.array:
         plans = [(cache, cache.prepare_decode_step(self._phase)) for cache in caches]
+        if len({plan[1:] for _, plan in plans if plan.bucket}) > 1:
+            raise Unsupported("layers of unequal lengths or buckets cannot share a model's mask")
         lengths = list(dict.fromkeys(plan.length for _, plan in plans))
         key = tuple((cache.decode_slot(plan), lengths.index(plan.length)) for cache, plan in plans)
         recording = self._recordings.get(key)
@@ -113,3 +116,9 @@ class CompiledDecoder:
         if not self._warned:
             self._warned = True
             warnings.warn(f"decoding eagerly: {error}", stacklevel=4)
+
+
+def is_fresh(cache: Any) -> bool:
+    """Whether ``cache`` counts positions and has none."""
+    offset = getattr(cache, "offset", None)
+    return isinstance(offset, int) and not offset

@@ -10,7 +10,7 @@ from typing import SupportsIndex
 
 from typing_extensions import Self
 
-from pagedkv_mlx.arguments import trim_count
+from pagedkv_mlx.arguments import check_integers, trim_count
 from pagedkv_mlx.cache import PagedKVCache
 from pagedkv_mlx.pages import LayerPages
 from pagedkv_mlx.sequence import PagedSequence
@@ -54,6 +54,7 @@ class CacheGroup:
         before anything changed where a pool has too little, ``InvalidArgument`` for
         ``n < 1``.
         """
+        check_integers(n=n)
         if n < 1:
             raise InvalidArgument(f"a step of {n} positions was wanted; at least 1 is legal")
         begins = [(cache, cache.offset, cache.sequence.step_begin) for cache in self._distinct]
@@ -142,6 +143,7 @@ class CacheGroup:
 
         Caches that are shorter stay. Raises ``NotTrimmable`` before any cache changed.
         """
+        check_integers(offset=offset)
         if offset < 0:
             raise InvalidArgument(f"wanted to trim to {offset}; at least 0 is legal")
         excess = [max(0, cache.offset - offset) for cache in self._distinct]

@@ -14,6 +14,7 @@ from mlx_lm.models import cache as mlx_lm_cache
 from typing_extensions import Self
 
 from pagedkv_formats import PagedQuantization, PagedTurboQuant, codec_from_dict
+from pagedkv_mlx.arguments import check_integers
 from pagedkv_mlx.cache import PagedKVCache
 from pagedkv_mlx.group import CacheGroup
 from pagedkv_mlx.layout import PAGE_DTYPES, RowLayout
@@ -71,7 +72,7 @@ class PagedPromptCache:
     def state(self, state: Any) -> None:
         if STATE_IS_WHOLE:
             rows, meta = state
-            self.cache = restore(rows, meta)
+            self._take(restore(rows, meta))
         else:
             self._restored_rows = tuple(state)
 
@@ -82,7 +83,7 @@ class PagedPromptCache:
 
     @meta_state.setter
     def meta_state(self, meta: Sequence[str]) -> None:
-        self.cache = restore(self.__dict__.pop("_restored_rows", ()), tuple(meta))
+        self._take(restore(self.__dict__.pop("_restored_rows", ()), tuple(meta)))
 
     @classmethod
     def from_state(cls, state: Any, meta_state: Sequence[str] | None = None) -> Self:
@@ -170,6 +171,12 @@ class PagedPromptCache:
             regroup(together)
         return fork
 
+    def _take(self, cache: PagedKVCache) -> None:
+        """Go on with ``cache``, in the group too, where there is one."""
+        if self.group is not None and self.cache in self.group.caches:
+            self.group.replace(self.cache, cache)
+        self.cache = cache
+
     def _meta(self) -> Meta:
         layout = self.cache.pages.layout
         rows = {} if layout is None else attrs.asdict(layout) | {"dtype": str(layout.dtype)}
@@ -216,7 +223,7 @@ def described(meta: Sequence[str]) -> dict[str, Any]:
         if rows:
             dtype = {str(dtype): dtype for dtype in PAGE_DTYPES}[rows["dtype"]]
             parameters["rows"] = RowLayout(**{**rows, "dtype": dtype})
-        if name != "pagedkv" or not DESCRIPTION <= parameters.keys():
+        if name != "pagedkv" or DESCRIPTION - parameters.keys():
             raise ValueError(name)
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidArgument(f"a paged entry's state was described by {meta!r}") from error
@@ -251,8 +258,13 @@ class KeepDense:
     [True, False, False, True, True]
     """
 
-    first: int = attrs.field(default=1, validator=attrs.validators.ge(0))
-    last: int = attrs.field(default=1, validator=attrs.validators.ge(0))
+    first: int = 1
+    last: int = 1
+
+    def __attrs_post_init__(self) -> None:
+        check_integers(first=self.first, last=self.last)
+        if min(self.first, self.last) < 0:
+            raise InvalidArgument(f"{self} was asked for; at least 0 layers are legal")
 
     def keeps(self, layer: int, num_layers: int) -> bool:
         """Whether attention layer ``layer`` of ``num_layers`` keeps its rows as they came."""

@@ -10,6 +10,7 @@ import attrs
 import mlx.core as mx
 
 from pagedkv_formats import DensePages, PagedTurboQuant, block_rows, run_rows
+from pagedkv_mlx.arguments import check_integers
 from pagedkv_mlx.layout import RowLayout
 from pagedkv_pool import BlockPool, BlockTable
 from pagedkv_protocols import (
@@ -43,6 +44,7 @@ class Blocks:
 
     @count.validator
     def _check(self, _: object, value: int) -> None:
+        check_integers(count=value)
         if value < 1:
             raise InvalidArgument(f"a pool was limited to {value} blocks; at least 1 is legal")
 
@@ -59,6 +61,7 @@ class Bytes:
 
     @count.validator
     def _check(self, _: object, value: int) -> None:
+        check_integers(count=value)
         if value < 1:
             raise InvalidArgument(f"a pool was limited to {value} bytes; at least 1 is legal")
 
@@ -111,6 +114,7 @@ class LayerPages:
         limit: Blocks | Bytes | None = None,
         capacity: int | None = None,
     ) -> None:
+        check_integers(block_size=block_size, capacity=capacity)
         if block_size < 1:
             raise InvalidArgument(f"block_size is {block_size}; at least 1 is legal")
         if not (limit is None or isinstance(limit, Blocks | Bytes)):
