@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import attrs
 import mlx.core as mx
 
-from pagedkv_formats import run_rows
+from pagedkv_formats import recordable, run_rows
 from pagedkv_mlx.layout import RowLayout
 from pagedkv_protocols import DecodePhase, DecodeSlot, DecodeTrace, PageCodec
 
@@ -63,6 +63,8 @@ class PageTrace:
 
     def __init__(self, slot: PageSlot, inputs: tuple[mx.array, ...], position: mx.array) -> None:
         self._slot = slot
+        # What MLX records without shapes is slower, so that it is used there alone.
+        self._codec = recordable(slot.codec) if slot.phase is DecodePhase.CONCAT else slot.codec
         self._inputs = inputs
         self._outputs: tuple[mx.array, ...] = ()
         self.offset = position
@@ -74,7 +76,7 @@ class PageTrace:
         ``keys [1, Hkv, 1, Dk]``, ``values [1, Hkv, 1, Dv]``; gives the rows to attend.
         """
         slot, layout = self._slot, self._slot.layout
-        rows = slot.codec.encode(layout.cast(keys), layout.cast(values))
+        rows = self._codec.encode(layout.cast(keys), layout.cast(values))
         if slot.phase is DecodePhase.RESIDENT:
             self._outputs = self._in_planes(rows)
             resident = [run_rows(plane, slot.row, slot.bucket) for plane in self._outputs]
@@ -117,7 +119,7 @@ class PageTrace:
 
     def _decode(self, rows: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
         layout = self._slot.layout
-        return self._slot.codec.decode(rows, layout.key_dim, layout.value_dim, layout.dtype)
+        return self._codec.decode(rows, layout.key_dim, layout.value_dim, layout.dtype)
 
 
 def padded(rows: mx.array, length: int) -> mx.array:
@@ -130,19 +132,19 @@ def padded(rows: mx.array, length: int) -> mx.array:
 def is_shapeless(codec: PageCodec[mx.array, mx.Dtype], layout: RowLayout) -> bool:
     """Whether a row can pass through ``codec`` in a graph that knows no lengths.
 
-    MLX can record the rows of dense and affine pages so; the mx and nv modes and TurboQuant
-    look at numbers as others' bytes, which it cannot.
+    MLX can record the rows of every format here. A codec from elsewhere may need what MLX
+    cannot record: views, slices, splits or pads.
     """
+    row = recordable(codec)
 
     def through(keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        rows = codec.encode(keys, values)
-        return codec.decode(rows, layout.key_dim, layout.value_dim, layout.dtype)
+        coded = row.encode(keys, values)
+        return row.decode(coded, layout.key_dim, layout.value_dim, layout.dtype)
 
     recorded = mx.compile(through, shapeless=True)
     heads, dims = layout.num_kv_heads, (layout.key_dim, layout.value_dim)
     try:
-        for length in (1, 2):
-            recorded(*(mx.zeros((1, heads, length, dim), layout.dtype) for dim in dims))
+        recorded(*(mx.zeros((1, heads, 1, dim), layout.dtype) for dim in dims))
     except ValueError:
         return False
     return True
