@@ -102,5 +102,9 @@ class CompiledDecodeCache(Cache[ArrayT], Protocol[ArrayT]):
     def commit_decode_step(
         self, plan: DecodePlan, outputs: Sequence[ArrayT], /
     ) -> tuple[ArrayT, ...]:
-        """Append the row that the step computed; gives the arrays to evaluate with it."""
+        """Append the row that the step computed; gives the arrays to evaluate with it.
+
+        Raises ``InvalidArgument`` where the cache changed since the plan was made,
+        ``Disposed``.
+        """
         ...

@@ -57,7 +57,9 @@ class Read(Protocol[ArrayT]):
         scaled score ``s`` by ``softcap * tanh(s / softcap)`` before the mask.
 
         Raises ``Disposed`` after ``dispose()``; ``ShapeMismatch`` and ``DtypeMismatch`` for
-        arrays that do not fit; ``Unsupported`` for an option this read cannot honour.
+        arrays that do not fit; ``InvalidType`` for a mask that is no array; ``InvalidArgument``
+        for a softcap that is not above 0 and finite; ``Unsupported`` for an option this read
+        cannot honour.
         """
         ...
 
