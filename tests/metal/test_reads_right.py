@@ -1,4 +1,4 @@
-"""Direct reads are right: every factor in CI, every pair of factors and R07 whole in `long`.
+"""Direct reads are right: each factor in CI, pairs that need no compilation; all in `long`.
 
 Rows that nobody wrote hold NaN and infinity in every case, so that A2 is asked everywhere.
 """
@@ -7,13 +7,22 @@ import mlx.core as mx
 import pytest
 
 from pagedkv_metal import MaskKind
-from tests.metal.grids import CODED, DENSE, LONG, NARROW, covering, is_admitted, r07
+from tests.metal.grids import CODED, DENSE, LONG, NARROW, OPTIONS, covering, is_admitted, r07
 from tests.metal.reads import TOLERANCE, Case, attend, distance, made
 
 FEW_HEADS = [(4, 4), (6, 1), (7, 1), (8, 2), (10, 2), (71, 1)]
 """Every ratio, of few KV heads."""
 
+UNCOMPILED = {
+    "heads": FEW_HEADS[:-1],
+    "queries": [1, 2, 3, 5, 8],
+    "lengths": [(1, 37), (15, 16, 17), (513, 5)],
+    "option": OPTIONS,
+}
+"""What may vary without another compilation, but for the number of query rows."""
+
 QUICK = [
+    *covering(UNCOMPILED, 2),
     *covering({**DENSE, "heads": FEW_HEADS}, 1),
     *covering(CODED, 1),
     Case(mx.float16, (4, 4), (64, 64), 48, (2000, 1), queries=1),
