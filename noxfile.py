@@ -187,6 +187,15 @@ def bench(session: nox.Session) -> None:
         session.run("python", script)
 
 
+@nox.session(venv_backend="none")
+def gpu(session: nox.Session) -> None:
+    """The kernels on this machine's NVIDIA GPU, every pair of what may vary; it takes minutes.
+
+    It runs under the Python at hand, which has MLX's CUDA build and these packages.
+    """
+    session.run("python", "-m", "pytest", "-m", "long or not long", "tests/cuda", *session.posargs)
+
+
 @nox.session
 def demo(session: nox.Session) -> None:
     """A real model on this machine: one prompt, paged and plain, side by side."""
