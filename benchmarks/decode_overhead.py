@@ -11,6 +11,7 @@ itself over four kinds of caches, by turns in one run. Expected before it was me
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -97,6 +98,18 @@ def step_of(call: Any, entries: list[Any]) -> Callable[[], object]:
     return lambda: mx.eval(call(token, cache=entries))
 
 
+def build_share(call: Any, entries: list[Any]) -> float:
+    """The part of a step's time in which its graph is built, before any of it is evaluated."""
+    token, built, whole = mx.array([[7]]), 0.0, 0.0
+    for _ in range(20):
+        began = time.perf_counter()
+        logits = call(token, cache=entries)
+        built += time.perf_counter() - began
+        mx.eval(logits)
+        whole += time.perf_counter() - began
+    return built / whole
+
+
 def peak_extra(step: Step) -> int:
     """Bytes that ten steps need beside what was there before."""
     step()
@@ -133,12 +146,13 @@ def main() -> None:
     report.facts["command"] = command_line()
     report.facts["model"] = f"{layers} layers, 9 query and 3 KV heads, D 8, bf16, from {prompt}"
     report.table(
-        ["step", "ms", f"× {BASE}", "extra MiB", "one plane MiB", "traces"],
+        ["step", "ms", f"× {BASE}", "of it building", "extra MiB", "one plane MiB", "traces"],
         [
             [
                 name,
                 f"{1e3 * times.median(name):.2f}",
                 f"{times.ratio(name, BASE):.2f}",
+                f"{100 * build_share(call, entries):.0f} %",
                 f"{peak_extra(steps[name]) / 2**20:.2f}",
                 f"{largest_plane(entries) / 2**20:.2f}",
                 str(getattr(call, "num_traces", "–")),
