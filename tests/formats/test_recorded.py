@@ -88,6 +88,7 @@ def assert_recorded_as_batched(codec: Codec, keys: mx.array, values: mx.array) -
     value_dim=st.sampled_from((0, *DIMS)),
     dtype=st.sampled_from(DTYPES),
     scale=st.sampled_from([0.0, 1e-6, 1.0, 3e4, float("inf"), float("nan")]),
+    heads=st.integers(1, 3),
     length=st.integers(1, 3),
     seed=st.integers(0, 2**32 - 1),
 )
@@ -98,11 +99,14 @@ def test_turboquant_of_any_bits_and_dims_is_recorded_to_the_bit(
     value_dim: int,
     dtype: mx.Dtype,
     scale: float,
+    heads: int,
     length: int,
     seed: int,
 ) -> None:
     keys, values = (
-        (scale * mx.random.normal((1, 2, length, dim), key=mx.random.key(seed + dim))).astype(dtype)
+        (scale * mx.random.normal((1, heads, length, dim), key=mx.random.key(seed + dim))).astype(
+            dtype
+        )
         for dim in (key_dim, value_dim)
     )
     assert_recorded_as_batched(PagedTurboQuant(key_bits, value_bits), keys, values)
@@ -122,14 +126,15 @@ def test_codes_are_packed_by_sums_as_by_views(bits: int, dim: int, seed: int) ->
 @given(
     numbers=st.lists(st.sampled_from(SPECIAL) | st.floats(width=32), min_size=64, max_size=64),
     dtype=st.sampled_from(DTYPES),
+    heads=st.integers(1, 3),
     length=st.integers(1, 3),
     value_dim=st.sampled_from([0, 32, 64]),
 )
 def test_the_mx_and_nv_modes_are_recorded_to_the_bit(
-    mode: str, numbers: list[float], dtype: mx.Dtype, length: int, value_dim: int
+    mode: str, numbers: list[float], dtype: mx.Dtype, heads: int, length: int, value_dim: int
 ) -> None:
     row = mx.array(numbers, mx.float32).astype(dtype)
-    keys = mx.broadcast_to(row, (1, 2, length, 64))
+    keys = mx.broadcast_to(row, (1, heads, length, 64))
     assert_recorded_as_batched(PagedQuantization(mode=mode), keys, keys[..., :value_dim])
 
 
