@@ -10,7 +10,6 @@ from pagedkv_metal import (
     DirectRead,
     EmulatorBackend,
     MaskKind,
-    MetalBackend,
     PageShape,
     Rows,
     can_read_directly,
@@ -35,7 +34,7 @@ def test_padding_repeats_a_rows_own_last_slot():
 
 
 def test_no_row_sees_a_block_of_another():
-    """R39: rows of 1, 4 and 2 blocks; a block of the second is full of 1e4."""
+    """Rows of 1, 4 and 2 blocks; a block of the second is full of 1e4."""
     case = Case(mx.float32, (2, 1), (16, 16), 16, (9, 60, 20))
     data = made(case)
     keys, values = data.planes
@@ -58,7 +57,7 @@ def test_no_row_sees_a_block_of_another():
         ([], [], None, "0 tables"),
     ],
 )
-def test_a_wrong_table_is_refused(tables, lengths, starts, said):
+def test_r39_a_wrong_table_is_refused(tables, lengths, starts, said):
     with pytest.raises(InvalidArgument, match=said):
         rows(tables, lengths, starts)
 
@@ -103,8 +102,8 @@ def test_a_direct_read_refuses_what_the_predicate_refuses():
         read.attend(queries[:, :, :1], planes, rows([[0]], [16]), 1.0, softcap=0.0)
 
 
-def test_addresses_do_not_wrap_at_32_bits():
-    """R08: page 70,000 of 16 positions, 8 heads, dim 256 lies 2,293,760,000 elements on."""
+def test_r08_addresses_do_not_wrap_at_32_bits():
+    """Page 70,000 of 16 positions, 8 heads, dim 256 lies 2,293,760,000 elements on."""
     body = """
         const ulong head = head_address(x[0], x[1], x[2]);
         const ulong at = row_address(head, x[3], x[4]);
@@ -124,13 +123,7 @@ def test_addresses_do_not_wrap_at_32_bits():
         assert (high << 32) + low == head * num_rows * width + row * width
 
 
-def test_no_kernel_multiplies_a_row_or_place_outside_the_address_helper():
+def test_r08_no_kernel_multiplies_a_row_or_place_outside_the_address_helper():
     source = kernel_text("paged_read.metal")
     assert "row_address(" in source
     assert not re.search(r"\b(place|plane_rows)\s*\*|\*\s*(place|plane_rows)\b", source)
-
-
-@pytest.mark.skipif(mx.metal.is_available(), reason="this machine has Metal")
-def test_metal_is_refused_where_there_is_none():
-    with pytest.raises(Unsupported, match="needs Metal"):
-        MetalBackend().compile("kernel", "", ["x"], ["y"])

@@ -3,6 +3,8 @@
 Rows that nobody wrote hold NaN and infinity in every case, so that A2 is asked everywhere.
 """
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 import pytest
 
@@ -13,7 +15,7 @@ from tests.metal.reads import TOLERANCE, Case, attend, distance, made
 FEW_HEADS = [(4, 4), (6, 1), (7, 1), (8, 2), (10, 2), (71, 1)]
 """Every ratio, of few KV heads."""
 
-UNCOMPILED = {
+UNCOMPILED: dict[str, Sequence[object]] = {
     "heads": FEW_HEADS[:-1],
     "queries": [1, 2, 3, 5, 8],
     "lengths": [(1, 37), (15, 16, 17), (513, 5)],
@@ -58,11 +60,11 @@ def test_every_pair_of_what_may_vary_is_right(case):
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", [case for case in r07() if is_admitted(case)], ids=str)
-def test_every_ratio_and_dim_that_is_admitted_is_right(case):
+def test_r07_every_ratio_and_dim_that_is_admitted_is_right(case):
     assert_right(case)
 
 
-def test_only_dims_beyond_256_of_the_recorded_grid_are_left_to_the_gather():
+def test_r07_only_dims_beyond_256_of_the_recorded_grid_are_left_to_the_gather():
     left = {case.dims for case in r07() if not is_admitted(case)}
     assert left == {(512, 512), (576, 512)}
 
