@@ -78,7 +78,7 @@ def typed(session: nox.Session) -> None:
     """Mypy, strict, over everything; every public name has a type; users get these types."""
     install_everything(session)
     session.install("mypy>=1.18", "basedpyright>=1.31")
-    session.run("mypy", "packages", "tests")
+    session.run("mypy", "packages", "tests", "benchmarks")
     python = f"--pythonpath={session.bin}/python"  # not the .venv of a checkout
     for package in PACKAGES:
         if has_public_names(session, package):

@@ -13,6 +13,7 @@ import statistics
 import mlx.core as mx
 import mlx_lm
 
+from measuring.numbers import number
 from measuring.report import Report, command_line
 from pagedkv_mlx.gguf import find_smollm2, model_folder
 from pagedkv_mlx.mlx_lm import make_paged_prompt_cache
@@ -25,7 +26,7 @@ def shares(rows: mx.array) -> tuple[float, float]:
     energy = mx.square(rows).mean(axis=2)
     constant = (mx.square(rows.mean(axis=2)).sum(-1) / energy.sum(-1)).mean()
     channel = (energy.max(-1) / energy.sum(-1)).mean()
-    return float(constant.item()), float(channel.item())
+    return number(constant), number(channel)
 
 
 def main() -> None:

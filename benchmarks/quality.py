@@ -9,6 +9,7 @@ and TurboQuant below affine in KL where both store the same bits.
 from __future__ import annotations
 
 import argparse
+import math
 import platform
 from collections.abc import Callable, Iterator
 from pydoc_data.topics import topics
@@ -19,6 +20,7 @@ import mlx.core as mx
 import mlx_lm
 
 from measuring.clock import progress_bar
+from measuring.numbers import number
 from measuring.report import Report, command_line
 from pagedkv_mlx import PagedQuantization, PagedTurboQuant
 from pagedkv_mlx.gguf import find_smollm2, model_folder
@@ -87,7 +89,8 @@ def stored_bits(caches: list[Any]) -> float:
     """Bits a number of keys and values, in whole blocks, over all layers."""
     layouts = [entry.cache.pages.layout for entry in caches]
     numbers = sum(layout.num_kv_heads * (layout.key_dim + layout.value_dim) for layout in layouts)
-    return 8 * sum(entry.cache.bytes_per_token() for entry in caches) / numbers
+    stored: float = sum(entry.cache.bytes_per_token() for entry in caches)
+    return 8 * stored / float(numbers)
 
 
 def judge(
@@ -102,7 +105,7 @@ def judge(
     ``reference`` holds the 16-bit log-probabilities of each chunk; an empty one is filled.
     """
     first = not reference
-    nll, kl, agree, count, bits = 0.0, 0.0, 0, 0, 0.0
+    nll, kl, agree, count, bits = 0.0, 0.0, 0.0, 0, 0.0
 
     def make() -> list[Any]:
         return make_paged_prompt_cache(model, plan.context, **options)
@@ -112,12 +115,12 @@ def judge(
             reference.append(ours.astype(mx.float16))
             mx.eval(reference[-1])
         theirs = reference[index].astype(mx.float32)
-        nll -= mx.take_along_axis(ours, targets[:, None], -1).sum().item()
-        kl += (mx.exp(theirs) * (theirs - ours)).sum().item()
-        agree += (mx.argmax(ours, -1) == mx.argmax(theirs, -1)).sum().item()
+        nll -= number(mx.take_along_axis(ours, targets[:, None], -1).sum())
+        kl += number((mx.exp(theirs) * (theirs - ours)).sum())
+        agree += number((mx.argmax(ours, -1) == mx.argmax(theirs, -1)).sum())
         count += targets.size
         bits = stored_bits(caches)
-    return Quality(float(mx.exp(mx.array(nll / count)).item()), kl / count, agree / count, bits)
+    return Quality(math.exp(nll / count), kl / count, agree / count, bits)
 
 
 def formats(quick: bool) -> dict[str, dict[str, Any]]:
@@ -185,7 +188,8 @@ def main() -> None:
     plan = Plan(num_windows=1, context=64, warm=16, chunk=16) if options.quick else Plan()
     loaded = mlx_lm.load(str(model_folder(find_smollm2())))
     model, tokenizer = loaded[0], loaded[1]
-    windows, reference = text_tokens(tokenizer, plan), []
+    windows = text_tokens(tokenizer, plan)
+    reference: list[mx.array] = []
     chosen = formats(options.quick)
     with progress_bar("Formats", 1 + len(chosen)) as advance:
         base = judge(model, windows, plan, {}, reference)

@@ -17,6 +17,7 @@ from mlx_lm.models import llama
 
 from decode_overhead import ContiguousEntry
 from measuring.clock import progress_bar
+from measuring.numbers import number
 from measuring.report import Report, command_line
 from pagedkv_mlx import PagedQuantization, PagedTurboQuant
 from pagedkv_mlx.decode import CompiledDecoder
@@ -53,10 +54,7 @@ def random_model(num_layers: int) -> llama.Model:
 def largest(left: Sequence[mx.array], right: Sequence[mx.array]) -> float:
     """The largest difference of any two logits."""
     pairs = zip(left, right, strict=True)
-    return max(
-        mx.abs(a.astype(mx.float32) - b.astype(mx.float32)).max().item()  # type: ignore[type-var]
-        for a, b in pairs
-    )
+    return max(number(mx.abs(a.astype(mx.float32) - b.astype(mx.float32)).max()) for a, b in pairs)
 
 
 def same(left: Sequence[mx.array], right: Sequence[mx.array]) -> str:
