@@ -211,3 +211,15 @@ def test_a_limit_or_a_step_that_is_no_integer_is_refused(size):
     for refused in (Blocks, Bytes, group.trim_to, lambda n: group.step(n).__enter__()):
         with pytest.raises(InvalidType, match="it must be an integer"):
             refused(size)
+
+
+def test_large_masks_of_earlier_forwards_are_not_kept():
+    cache, step = ContiguousKVCache(window=64), 2048
+    before = mx.get_active_memory()
+    rows = mx.zeros((1, 1, step, 1), mx.bfloat16)
+    for _ in range(6):
+        mx.eval(cache.make_mask(step))
+        cache.append_window(rows, rows).dispose()
+    mx.eval(cache.state())
+    largest, last = step * 6 * step, step * 5 * step
+    assert mx.get_active_memory() - before < largest + last + (1 << 20)

@@ -10,6 +10,10 @@ import mlx.core as mx
 
 from pagedkv_protocols import InvalidArgument, MaskLease, Masks
 
+FEWEST_KEPT, MOST_KEPT = 2, 8
+"""So many masks are kept for the next layer, more than the fewest only if they are small:"""
+BYTES_KEPT = 1 << 24
+
 
 class Lease:
     """One reader's claim on a mask; the mask lives as long as somebody claims it."""
@@ -81,12 +85,17 @@ class AttentionMasks:
                 mask = mask | overlay_mask(overlay, num_keys)
             self._recent[key] = mask
             self._builds += 1
-            if len(self._recent) > 8:
-                self._recent.popitem(last=False)
+            self._forget()
         return Lease(mask)
 
     def __deepcopy__(self, memo: object) -> AttentionMasks:
         return self
+
+    def _forget(self) -> None:
+        """Let the oldest go: a forward has few masks, and in a long prefill they are large."""
+        size, recent = sum(mask.nbytes for mask in self._recent.values()), self._recent
+        while len(recent) > MOST_KEPT or (size > BYTES_KEPT and len(recent) > FEWEST_KEPT):
+            size -= recent.popitem(last=False)[1].nbytes
 
 
 def causal_mask(num_queries: int, num_keys: int, window: int | None = None) -> mx.array:
