@@ -8,7 +8,8 @@ from pagedkv_metal.backend import MetalBackend
 from pagedkv_metal.emulator import EmulatorBackend
 from pagedkv_metal.errors import EmulatorFault
 from pagedkv_metal.launch import MaskKind, PageShape, can_read_directly, why_not_direct
-from pagedkv_metal.read import DirectRead, Rows
+from pagedkv_metal.read import DirectRead
+from pagedkv_metal.rows import Rows
 
 __all__ = [
     "DirectRead",
