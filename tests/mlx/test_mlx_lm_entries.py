@@ -56,7 +56,7 @@ def gemma() -> Any:
 @pytest.fixture(params=[True, False], ids=["state is whole", "state and meta_state"])
 def whole(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Both cache protocols, whichever the installed mlx-lm speaks."""
-    monkeypatch.setattr(integration, "STATE_IS_WHOLE", request.param)
+    monkeypatch.setattr("pagedkv_mlx.mlx_lm.entry.STATE_IS_WHOLE", request.param)
     return bool(request.param)
 
 

@@ -1,25 +1,21 @@
-"""Paged caches for mlx-lm: entries of a prompt cache, and three ways to hand them out."""
+"""PagedPromptCache: what mlx-lm's prompt cache holds for one layer, in both of its protocols."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, MutableSequence, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Final, Literal, SupportsIndex, cast
 
 import attrs
 import mlx.core as mx
-from mlx.nn.layers.base import Module
 from mlx_lm.models import cache as mlx_lm_cache
 from typing_extensions import Self
 
-from pagedkv_formats import PagedQuantization, PagedTurboQuant, codec_from_dict
-from pagedkv_mlx.arguments import check_integers
+from pagedkv_formats import PagedQuantization, codec_from_dict
 from pagedkv_mlx.cache import PagedKVCache
 from pagedkv_mlx.group import CacheGroup
 from pagedkv_mlx.layout import PAGE_DTYPES, RowLayout
-from pagedkv_mlx.masks import AttentionMasks
-from pagedkv_mlx.pages import DEFAULT_BLOCK_SIZE, Blocks, Bytes, LayerPages
+from pagedkv_mlx.pages import LayerPages
 from pagedkv_protocols import InvalidArgument, Unsupported
 
 STATE_IS_WHOLE: Final = not hasattr(mlx_lm_cache._BaseCache, "meta_state")
@@ -246,197 +242,3 @@ def regroup(entries: Sequence[PagedPromptCache]) -> None:
     group = CacheGroup([entry.cache for entry in entries])
     for entry in entries:
         entry.group = group
-
-
-@attrs.frozen
-class KeepDense:
-    """A policy: the first and last so many attention layers keep pages as the rows came.
-
-    Those are the layers whose keys and values a model minds most when they are rounded.
-
-    >>> [KeepDense(first=1, last=2).keeps(layer, num_layers=5) for layer in range(5)]
-    [True, False, False, True, True]
-    """
-
-    first: int = 1
-    last: int = 1
-
-    def __attrs_post_init__(self) -> None:
-        check_integers(first=self.first, last=self.last)
-        if min(self.first, self.last) < 0:
-            raise InvalidArgument(f"{self} was asked for; at least 0 layers are legal")
-
-    def keeps(self, layer: int, num_layers: int) -> bool:
-        """Whether attention layer ``layer`` of ``num_layers`` keeps its rows as they came."""
-        return layer < self.first or layer >= num_layers - self.last
-
-
-@attrs.frozen(kw_only=True)
-class PageOptions:
-    """How the pages of a model's layers are made; see ``PagedKVCache`` for each."""
-
-    policy: KeepDense | None = None
-    block_size: int | None = None
-    quantization: PagedQuantization | None = None
-    turbo: PagedTurboQuant | None = None
-    direct: bool | Literal["auto"] = False
-    release_behind: bool = False
-
-    def layer(self, index: int, num_layers: int) -> PageOptions:
-        """The options of attention layer ``index``, by the policy."""
-        if self.policy is not None and self.policy.keeps(index, num_layers):
-            return attrs.evolve(self, quantization=None, turbo=None)
-        return self
-
-    def cache(
-        self, capacity: int | None, window: int | None, masks: AttentionMasks
-    ) -> PagedKVCache:
-        """A cache with pages of its own; ``window`` is that of a sliding layer."""
-        return PagedKVCache(
-            capacity,
-            block_size=self.block_size,
-            quantization=self.quantization,
-            turbo=self.turbo,
-            direct=self.direct,
-            masks=masks,
-            window=window,
-            release_behind=self.release_behind and window is not None,
-        )
-
-    def pages(self, limit: Blocks | Bytes | None) -> LayerPages:
-        """Pages for many caches of one layer."""
-        size = DEFAULT_BLOCK_SIZE if self.block_size is None else self.block_size
-        return LayerPages(self.quantization or self.turbo, block_size=size, limit=limit)
-
-    def cache_over(
-        self, pages: LayerPages, window: int | None, masks: AttentionMasks
-    ) -> PagedKVCache:
-        """A cache over shared ``pages``."""
-        return PagedKVCache(
-            direct=self.direct,
-            masks=masks,
-            pages=pages,
-            window=window,
-            release_behind=self.release_behind and window is not None,
-        )
-
-
-def make_paged_prompt_cache(
-    model: Module, capacity: int | None = None, **options: Any
-) -> list[Any]:
-    """A prompt cache for ``model`` with every attention layer in pages of its own.
-
-    ``capacity``: positions (prompt and new tokens) that each layer reserves at its first
-    append; layers grow past it. ``options``: ``block_size``, ``quantization``, ``turbo``,
-    ``direct``, ``policy`` (a ``KeepDense``: which layers are not quantized), and
-    ``release_behind`` for layers with a sliding window. A layer that keeps something else
-    than keys and values, such as recurrent state, or a sliding window with kept first tokens,
-    has the entry that the model makes.
-
-    Raises ``InvalidArgument`` as ``PagedKVCache`` does.
-    """
-    chosen, masks = PageOptions(**options), AttentionMasks()
-    entries = mlx_lm_cache.make_prompt_cache(model)
-    windows = {id(e): sliding_window(e) for e in entries if is_attention(e)}
-    return grouped(
-        entries,
-        {
-            key: chosen.layer(index, len(windows)).cache(capacity, window, masks)
-            for index, (key, window) in enumerate(windows.items())
-        },
-    )
-
-
-def page_prompt_cache(
-    caches: MutableSequence[Any], capacity: int | None = None, **options: Any
-) -> MutableSequence[Any]:
-    """Exchange the fresh full-attention entries of ``caches`` for paged ones, in place.
-
-    Sliding, recurrent and warm entries stay as they are. ``capacity`` and ``options`` as for
-    ``make_paged_prompt_cache``; gives ``caches`` back.
-    """
-    chosen, masks = PageOptions(**options), AttentionMasks()
-    fresh = [entry for entry in caches if is_full_attention(entry) and entry.empty()]
-    paged = {
-        id(entry): chosen.layer(index, len(fresh)).cache(capacity, None, masks)
-        for index, entry in enumerate(fresh)
-    }
-    caches[:] = grouped(caches, paged)
-    return caches
-
-
-@contextmanager
-def use_paged_caches(
-    model: Module, limit: Blocks | Bytes | None = None, **options: Any
-) -> Iterator[list[LayerPages]]:
-    """Within the ``with`` block, mlx-lm's own calls for a prompt cache get paged ones.
-
-    All caches that ``model`` hands out share one pool a layer, so that the server, the batch
-    generator and draft models stay within ``limit``: ``Blocks`` a layer, or ``Bytes`` of all
-    layers together. ``options`` as for ``make_paged_prompt_cache``. Gives the pools of the
-    paged layers in order.
-
-    Raises ``InvalidArgument`` as ``PagedKVCache`` does, ``Unsupported`` within another
-    ``use_paged_caches`` of the same model.
-    """
-    if "make_cache" in vars(model):
-        raise Unsupported("this model's caches are replaced already; leave that block first")
-    chosen = PageOptions(**options)
-    paged = [index for index, entry in enumerate(fresh_entries(model)) if is_attention(entry)]
-    if isinstance(limit, Bytes):
-        limit = Bytes(max(1, limit.count // max(1, len(paged))))
-    pools = {
-        index: chosen.layer(place, len(paged)).pages(limit) for place, index in enumerate(paged)
-    }
-
-    def make_cache() -> list[Any]:
-        entries, masks = fresh_entries(model), AttentionMasks()
-        return grouped(
-            entries,
-            {
-                id(entries[index]): chosen.cache_over(pages, sliding_window(entries[index]), masks)
-                for index, pages in pools.items()
-            },
-        )
-
-    model.make_cache = make_cache
-    try:
-        yield list(pools.values())
-    finally:
-        del model.make_cache
-
-
-def fresh_entries(model: Module) -> list[Any]:
-    """The prompt cache that ``model``'s own class makes, whatever replaced it on ``model``."""
-    make_cache = getattr(type(model), "make_cache", None)
-    if make_cache is not None:
-        return list(make_cache(model))
-    return [mlx_lm_cache.KVCache() for _ in model.layers]
-
-
-def is_full_attention(entry: Any) -> bool:
-    """Whether ``entry`` is mlx-lm's plain cache of all positions."""
-    return type(entry) is mlx_lm_cache.KVCache
-
-
-def is_attention(entry: Any) -> bool:
-    """Whether pages can stand in for ``entry``: all positions, or a plain sliding window."""
-    sliding = type(entry) is mlx_lm_cache.RotatingKVCache and entry.keep == 0
-    return sliding or is_full_attention(entry)
-
-
-def sliding_window(entry: Any) -> int | None:
-    """The window of a sliding entry; ``None`` for one that keeps all positions."""
-    return None if is_full_attention(entry) else int(entry.max_size)
-
-
-def grouped(entries: Sequence[Any], caches: Mapping[int, PagedKVCache]) -> list[Any]:
-    """``entries`` with those whose id is in ``caches`` paged, all of them in one group.
-
-    An entry listed twice, as where a layer borrows another's keys and values, stays one.
-    """
-    if not caches:
-        return list(entries)
-    group = CacheGroup(list(caches.values()))
-    paged = {key: PagedPromptCache(cache, group) for key, cache in caches.items()}
-    return [paged.get(id(entry), entry) for entry in entries]
