@@ -56,7 +56,7 @@ class Plan:
             yield begin, (begin // self.chunk + 1) % self.attended == 0
 
 
-FULL = Plan(SMOLLM2, 8, 8192, 256, 8)
+FULL = Plan(SMOLLM2, 8, 8192, 256, 16)
 QUICK = Plan(TINY, 2, 256, 32, 4)
 
 
