@@ -13,8 +13,9 @@ from measuring.stacks import SMOLLM2, TINY, WIDE, Shape
 class Plan:
     """Shapes, ``depth`` layers, stored ``positions``, and how often.
 
-    ``steps`` whole steps and ``rounds`` of building alone are timed. ``appends`` are made to a sequence that has as many positions already, in a pool just
-    large enough and in one ``times_larger``, ``burst`` of them a turn.
+    ``steps`` whole steps and ``rounds`` of building alone are timed. ``appends`` are made to
+    a sequence that has as many positions already, in a pool just large enough and in one
+    ``times_larger``, ``burst`` of them a turn.
     """
 
     shapes: Sequence[Shape]
