@@ -32,7 +32,7 @@ def attend_rows(
     """
     if isinstance(mask, mx.array):
         mask = _fitting_mask(mask, queries, keys.shape[2])
-    else:
+    elif mask is not None:
         _check_word(mask)
     if sinks is not None:
         sinks = _fitting_sinks(sinks, queries)
@@ -62,7 +62,7 @@ def _fitting_mask(mask: mx.array, queries: mx.array, num_keys: int) -> mx.array:
 
 
 def _check_word(mask: object) -> None:
-    if not (mask is None or (isinstance(mask, str) and mask == "causal")):
+    if not (isinstance(mask, str) and mask == "causal"):
         raise InvalidType(f"a mask is {mask!r}; legal are PHASE, None and an mx.array")
 
 

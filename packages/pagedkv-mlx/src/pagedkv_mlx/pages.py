@@ -128,6 +128,7 @@ class LayerPages:
         self.planes: tuple[mx.array, ...] = ()
         self.specs: tuple[PlaneSpec[mx.Dtype], ...] = ()
         self.num_block_planes: int = 0  # those with one row a block: of page means
+        self._strides: list[list[int]] = []  # of each plane, of numbers
         self._num_slots = 0  # how many the planes hold; the pool may be ahead
         self._num_pending = 0  # at most so many writes were not evaluated
         first = limit.count if isinstance(limit, Blocks) else -(-(capacity or 0) // block_size)
@@ -342,7 +343,15 @@ class LayerPages:
         """Keys ``[1, Hkv, length, Dk]`` and values ``[1, Hkv, length, Dv]`` of ``span``."""
         layout = self.layout
         assert layout is not None
-        rows = self.rows(span, length)
+        row = span.row
+        if row is None or self.num_block_planes:
+            rows = self.rows(span, length)
+        else:  # as ``rows``, with no call more: every layer passes here for every token
+            heads = layout.num_kv_heads
+            rows = [
+                mx.as_strided(plane, [1, heads, length, strides[2]], strides, row * strides[2])
+                for plane, strides in zip(self.planes, self._strides, strict=True)
+            ]
         return self.codec.decode(rows, layout.key_dim, layout.value_dim, layout.dtype)
 
     def gather_rotated(self, span: BlockSpan, length: int) -> tuple[mx.array, mx.array]:
@@ -396,6 +405,9 @@ class LayerPages:
                 for old, new in zip(self.planes, zeros, strict=True)
             ]
         self.planes = tuple(zeros)
+        self._strides = [
+            [plane.size, plane.shape[2] * plane.shape[3], plane.shape[3], 1] for plane in zeros
+        ]
         self._num_slots += more
 
 
