@@ -33,8 +33,9 @@ def report_steps(report: Report, plan: Plan) -> None:
     ]
     report.heading("Whole step: append and attention of all layers, evaluated")
     report.remark(
-        f"Median of {plan.steps} steps taken by turns; × is the median of the ratios to the "
-        "`KVCache` step of the same turn. Blocks are of 256 positions where nothing is said."
+        f"Median of {plan.steps} steps taken by turns, of the wider shape a quarter of them; × is "
+        "the median of the ratios to the `KVCache` step of the same turn. Blocks are of 256 "
+        "positions where nothing is said."
     )
     report.table(["shape, positions stored, cache", "ms", "× KVCache", "aim"], rows)
 
@@ -55,7 +56,8 @@ def step_rows(shape: Shape, plan: Plan, positions: int) -> list[list[str]]:
 
 def measure_steps(shape: Shape, plan: Plan, positions: int) -> Times:
     """One step of every kind of cache a round, ``positions`` rows being stored at first."""
-    capacity, depth = positions + plan.steps + 1, plan.depth
+    rounds, depth = plan.num_steps(shape), plan.depth
+    capacity = positions + rounds + 1
     plain = [KVCache() for _ in range(depth)]
     groups = {
         "consecutive": paged_caches(depth, capacity),
@@ -75,8 +77,8 @@ def measure_steps(shape: Shape, plan: Plan, positions: int) -> Times:
     for step in steps.values():
         evaluate(step, inputs)  # the plain cache grows here and not again within 256 steps
     cases = {name: partial(step_seconds, step, inputs) for name, step in steps.items()}
-    with progress_bar(f"Steps, {shape.name}, {positions} positions", plan.steps) as advance:
-        return by_turns(cases, plan.steps, advance)
+    with progress_bar(f"Steps, {shape.name}, {positions} positions", rounds) as advance:
+        return by_turns(cases, rounds, advance)
 
 
 def step_seconds(step: Step, inputs: mx.array) -> float:
