@@ -116,7 +116,7 @@ def peak_row(name: str, free: Peaks, held: Peaks, limit: int) -> list[str]:
         name,
         *(f"{size / MIB:.2f}" for size in sizes),
         f"{held.attending / limit:.2f}",
-        f"≤ {AIM}" if name.startswith("pages") else "–",
+        f"≤ {AIM}" if name.startswith("pages, 4 bits") else "–",
         f"{free.attending / MIB:.2f}",
         f"{free.seconds:.1f}",
     ]
