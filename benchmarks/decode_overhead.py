@@ -20,6 +20,7 @@ from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache
 
 from measuring.clock import by_turns, progress_bar, wall_seconds
+from measuring.models import random_llama
 from measuring.report import Report, command_line
 from pagedkv_mlx import ContiguousKVCache
 from pagedkv_mlx.decode import CompiledDecoder
@@ -54,23 +55,7 @@ class ContiguousEntry:
 
 def tiny_model(num_layers: int) -> llama.Model:
     """SmolLM2's heads and layers, eight numbers a head."""
-    mx.random.seed(0)
-    model = llama.Model(
-        llama.ModelArgs(
-            model_type="llama",
-            hidden_size=72,
-            num_hidden_layers=num_layers,
-            intermediate_size=192,
-            num_attention_heads=9,
-            num_key_value_heads=3,
-            head_dim=8,
-            rms_norm_eps=1e-5,
-            vocab_size=256,
-        )
-    )
-    model.set_dtype(mx.bfloat16)
-    mx.eval(model.parameters())
-    return model
+    return random_llama(num_layers, seed=0, head_dim=8, intermediate_size=192, vocab_size=256)
 
 
 def cases(model: llama.Model, prompt: int, capacity: int) -> dict[str, tuple[Any, list[Any]]]:

@@ -17,6 +17,7 @@ from mlx_lm.models import llama
 
 from decode_overhead import ContiguousEntry
 from measuring.clock import progress_bar
+from measuring.models import random_llama
 from measuring.numbers import number
 from measuring.report import Report, command_line
 from pagedkv_mlx import PagedQuantization, PagedTurboQuant
@@ -31,24 +32,9 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 
 
-def random_model(num_layers: int) -> llama.Model:
+def smollm2_sized(num_layers: int) -> llama.Model:
     """SmolLM2-135M's widths."""
-    mx.random.seed(3)
-    model = llama.Model(
-        llama.ModelArgs(
-            model_type="llama",
-            hidden_size=576,
-            num_hidden_layers=num_layers,
-            intermediate_size=1536,
-            num_attention_heads=9,
-            num_key_value_heads=3,
-            rms_norm_eps=1e-5,
-            vocab_size=49152,
-        )
-    )
-    model.set_dtype(mx.bfloat16)
-    mx.eval(model.parameters())
-    return model
+    return random_llama(num_layers, seed=3, head_dim=64, intermediate_size=1536, vocab_size=49152)
 
 
 def largest(left: Sequence[mx.array], right: Sequence[mx.array]) -> float:
@@ -82,7 +68,7 @@ def main() -> None:
     layers, count = (2, 8) if options.quick else (30, 100)
     gpu = mx.default_device().type == mx.DeviceType.gpu
     phases = [DecodePhase.BUCKET, DecodePhase.RESIDENT] + [DecodePhase.CONCAT] * gpu
-    model, tokens = random_model(layers), [(31 * i + 5) % 49152 for i in range(count)]
+    model, tokens = smollm2_sized(layers), [(31 * i + 5) % 49152 for i in range(count)]
     rows = []
     with progress_bar("Generations", 1 + len(phases) * (1 + len(FORMATS))) as advance:
         eager = decode(model, model, [ContiguousEntry() for _ in model.layers], tokens)

@@ -366,10 +366,8 @@ class PagedKVCache:
         """
         self._check_alive()
         window = self._window if window_size is None else window_size
-        if window is None and not return_array:
+        if window is None and (n == 1 or not return_array):
             return None if n == 1 else "causal"
-        if window is None and n == 1:
-            return None
         num_keys = self.offset + n - self.sequence.start_after_release()
         return own(self.masks.lease(n, num_keys, window=window).array)
 

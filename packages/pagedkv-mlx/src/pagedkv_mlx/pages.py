@@ -153,16 +153,6 @@ class LayerPages:
         self.layout, self.specs = layout, specs
         self.num_block_planes = sum(spec.per_block for spec in specs)
 
-    def reserve(self, table: BlockTable, length: int) -> None:
-        """Make room in ``table`` for positions up to ``length``; grow where no limit forbids.
-
-        Raises ``PoolExhausted`` where it does.
-        """
-        short = table.missing(length) - self.pool.num_free
-        if short > 0:
-            self.grow_by(short)
-        table.reserve(length)
-
     @property
     def is_sized(self) -> bool:
         """Whether the number of blocks is known: a limit in bytes waits for the first rows."""
